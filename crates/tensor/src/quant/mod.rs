@@ -1,0 +1,1 @@
+//! Quantised block formats, one file each.
