@@ -173,7 +173,7 @@ fn infer_read(call: &Call<'_>, read: &Read) -> Result<Fact, IrError> {
             // A difference that no binding can make zero is an error now; another one is checked
             // when the sizes are known.
             let difference = count(to) - count(&x.shape);
-            if difference.symbols().is_empty() && difference != Dim::from(0) {
+            if difference.symbols().is_empty() && difference != 0 {
                 return call.fail(format!(
                     "{} elements do not fill {}",
                     count(&x.shape),

@@ -2,6 +2,8 @@
 
 use std::hash::{Hash, Hasher};
 
+use cyb_tensor::DType;
+
 use crate::{Attrs, Builder, Fact, IrError, ValueId};
 
 /// How far a kernel may be from the definition: |kernel - definition| <= absolute + relative *
@@ -20,6 +22,47 @@ pub struct Signature {
     pub attrs: Attrs,
 }
 
+/// A definition: a function over the builder.
+pub type Define = fn(&mut Builder, &[ValueId], &Attrs) -> Result<Vec<ValueId>, IrError>;
+
+/// How a test fills an input.
+#[derive(Clone, Debug)]
+pub enum Fill {
+    /// Floats of a normal distribution with this deviation.
+    Normal(f32),
+    /// Integers from 0 up to, not including, this.
+    Below(u32),
+    /// These integers, repeated as needed.
+    Ints(Vec<i64>),
+    /// These floats, repeated as needed.
+    Floats(Vec<f32>),
+}
+
+/// A concrete call that every kernel of the jet is tested with.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: String,
+    pub inputs: Vec<(Fact, Fill)>,
+    pub attrs: Attrs,
+}
+
+impl Case {
+    pub fn new(name: impl Into<String>, attrs: Attrs) -> Case {
+        Case { name: name.into(), inputs: Vec::new(), attrs }
+    }
+
+    /// Adds an input of fixed shape.
+    pub fn input(mut self, dtype: DType, shape: &[usize], fill: Fill) -> Case {
+        self.inputs.push((Fact::new(dtype, shape.iter().map(|&n| n.into())), fill));
+        self
+    }
+
+    /// Adds an `F32` input of normally distributed values.
+    pub fn normal(self, shape: &[usize]) -> Case {
+        self.input(DType::F32, shape, Fill::Normal(1.0))
+    }
+}
+
 /// Everything the runtime knows about a jet. The table in `cyb-jets` holds one of these per jet.
 #[derive(Debug)]
 pub struct Jet {
@@ -27,10 +70,12 @@ pub struct Jet {
     /// One line for people.
     pub summary: &'static str,
     /// The composition: what every kernel must compute.
-    pub define: fn(&mut Builder, &[ValueId], &Attrs) -> Result<Vec<ValueId>, IrError>,
+    pub define: Define,
     /// Instances that recognition looks for in foreign graphs; the first one names the jet's
     /// formula hash.
     pub signatures: fn() -> Vec<Signature>,
+    /// Calls that the conformance suite makes on every backend.
+    pub cases: fn() -> Vec<Case>,
     pub tolerance: Tolerance,
     /// (input, output) pairs where a kernel overwrites a state in place.
     pub in_place: &'static [(usize, usize)],

@@ -30,7 +30,7 @@ pub use expand::expand;
 pub use graph::{Fact, Graph, IrError, Node, NodeId, Op, Residency, Source, Value, ValueId};
 pub use hash::{FormulaHash, formula_hash, node_hash};
 pub use infer::infer;
-pub use jet::{Jet, Signature, Tolerance};
+pub use jet::{Case, Define, Fill, Jet, Signature, Tolerance};
 pub use patch::{Applied, Outcome, Patch, Rule, Tap, apply_rules, sweep};
 pub use pattern::{Match, match_jet};
 pub use text::{ParseError, parse, print};

@@ -1,0 +1,25 @@
+mod activation;
+mod arithmetic;
+mod embedding;
+mod gated;
+mod kv_cache;
+mod layout;
+mod linear;
+mod normalization;
+mod quantize;
+mod rope;
+mod sdpa;
+mod sdpa_paged;
+
+pub use activation::{GELU, RELU, SIGMOID, SILU, SOFTMAX, TANH};
+pub use arithmetic::{ADD, CLAMP, MUL, SUB};
+pub use embedding::EMBEDDING;
+pub use gated::{GEGLU, SWIGLU};
+pub use kv_cache::KV_CACHE;
+pub use layout::{CONCAT, PERMUTE, RESHAPE, SPLIT, TRANSPOSE};
+pub use linear::{LINEAR, MATMUL};
+pub use normalization::{LAYERNORM, RMSNORM};
+pub use quantize::{DEQUANTIZE, QUANTIZE};
+pub use rope::ROPE;
+pub use sdpa::SDPA;
+pub use sdpa_paged::SDPA_PAGED;

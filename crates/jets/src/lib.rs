@@ -1,0 +1,51 @@
+//! The jet table. A jet is one file: its definition out of atoms, its contract, its test cases.
+//! Kernels live in the backends and are found by the jet's name.
+
+#![forbid(unsafe_code)]
+
+mod jets;
+mod sugar;
+
+pub use jets::*;
+
+use cyb_ir::Jet;
+
+/// Every jet. Adding one is a file in `jets/` and a line here.
+pub static JETS: &[&Jet] = &[
+    &LINEAR,
+    &MATMUL,
+    &EMBEDDING,
+    &ADD,
+    &MUL,
+    &SUB,
+    &CLAMP,
+    &RESHAPE,
+    &TRANSPOSE,
+    &PERMUTE,
+    &CONCAT,
+    &SPLIT,
+    &QUANTIZE,
+    &DEQUANTIZE,
+    &RMSNORM,
+    &LAYERNORM,
+    &SOFTMAX,
+    &SIGMOID,
+    &TANH,
+    &RELU,
+    &SILU,
+    &GELU,
+    &SWIGLU,
+    &GEGLU,
+    &ROPE,
+    &KV_CACHE,
+    &SDPA,
+    &SDPA_PAGED,
+];
+
+/// The jet with this name.
+pub fn find(name: &str) -> Option<&'static Jet> {
+    JETS.iter().copied().find(|jet| jet.name == name)
+}
+
+#[cfg(test)]
+mod tests;
