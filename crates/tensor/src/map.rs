@@ -5,24 +5,31 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Why a file could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     #[error("cannot open {path}: {source}")]
     Open { path: PathBuf, source: std::io::Error },
-    #[error("{path} is empty")]
+    #[error("{path} is empty; fetch it again")]
     Empty { path: PathBuf },
     #[error("{path} is not a regular file")]
     NotAFile { path: PathBuf },
     #[error("cannot map {path}: {source}")]
     Map { path: PathBuf, source: std::io::Error },
+    #[error("{path} changed while it was open; load it again once it is completely written")]
+    Changed { path: PathBuf },
 }
 
 /// A file mapped for reading.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
+    /// Kept open so that `check_unchanged` asks about the mapped file, not about whatever has its
+    /// name by then.
+    file: File,
+    modified: Option<SystemTime>,
     map: memmap2::Mmap,
 }
 
@@ -39,11 +46,25 @@ impl MappedFile {
             return Err(MapError::Empty { path: owned() });
         }
         // SAFETY: the mapping is private and only read. A file that another process truncates
-        // while it is mapped raises SIGBUS; the runtime opens model files only, and `check_len`
-        // lets a loader notice a file that shrank before it reads.
+        // while it is mapped raises SIGBUS; the runtime opens model files only, and
+        // `check_unchanged` lets a loader notice a file that shrank before it reads.
         let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file) }
             .map_err(|source| MapError::Map { path: owned(), source })?;
-        Ok(MappedFile { path: owned(), map })
+        // Not every file system keeps modification times.
+        let modified = meta.modified().ok();
+        Ok(MappedFile { path: owned(), file, modified, map })
+    }
+
+    /// Fails when the file's length or modification time is no longer what it was when it was
+    /// mapped. A file that was only renamed or unlinked is unchanged: the mapping keeps it.
+    pub fn check_unchanged(&self) -> Result<(), MapError> {
+        let path = || self.path.clone();
+        let meta =
+            self.file.metadata().map_err(|source| MapError::Open { path: path(), source })?;
+        if meta.len() != self.map.len() as u64 || meta.modified().ok() != self.modified {
+            return Err(MapError::Changed { path: path() });
+        }
+        Ok(())
     }
 
     pub fn path(&self) -> &Path {

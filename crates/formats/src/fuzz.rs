@@ -1,0 +1,44 @@
+//! Bodies of fuzz targets: plain functions of bytes that must return. They are run on mutated
+//! golden files by a test, and by libFuzzer from the `fuzz` crate.
+
+use cyb_tensor::DType;
+
+use crate::{gguf, safetensors};
+
+/// Parses `data` as a GGUF file; what is accepted must keep the parser's promises.
+///
+/// # Panics
+/// When an accepted header has a tensor outside the file, or two that overlap.
+pub fn fuzz_gguf(data: &[u8]) {
+    if let Ok(header) = gguf::parse(data, data.len() as u64) {
+        let tensors = header.tensors.values();
+        check_places(data, tensors.map(|t| (t.dtype, &t.shape[..], t.offset, t.len)));
+    }
+}
+
+/// Parses `data` as a safetensors file, as [`fuzz_gguf`] does for GGUF.
+///
+/// # Panics
+/// When an accepted header has a tensor outside the file, or two that overlap.
+pub fn fuzz_safetensors(data: &[u8]) {
+    if let Ok(header) = safetensors::parse(data) {
+        let tensors = header.tensors.values();
+        check_places(data, tensors.map(|t| (t.dtype, &t.shape[..], t.offset, t.len)));
+    }
+}
+
+fn check_places<'a>(
+    data: &[u8],
+    tensors: impl Iterator<Item = (DType, &'a [usize], usize, usize)>,
+) {
+    let mut spans: Vec<(usize, usize)> = Vec::new();
+    for (dtype, shape, offset, len) in tensors {
+        let want = cyb_tensor::byte_len(dtype, shape);
+        assert_eq!(want, Ok(len), "a tensor's length does not fit its shape");
+        let end = offset.checked_add(len).expect("a tensor ends in the file");
+        assert!(end <= data.len(), "a tensor ends outside the file");
+        spans.push((offset, end));
+    }
+    spans.sort_unstable();
+    assert!(spans.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap");
+}

@@ -1,0 +1,44 @@
+//! Model files of every format as one [`ModelFile`]: metadata and named tensors that are mapped,
+//! not read.
+//!
+//! Files come from strangers. A format is told from content, never from a name; every count, size
+//! and offset is checked against the file before it is used; a file that is not what it should be
+//! is an error of one line that names the file, the value at fault and the remedy.
+
+#![forbid(unsafe_code)]
+
+mod atomic;
+mod directory;
+mod error;
+pub mod fuzz;
+pub mod gguf;
+mod metadata;
+mod model_file;
+mod safetensors;
+mod sniff;
+mod text;
+
+use std::path::Path;
+
+use cyb_tensor::MappedFile;
+
+pub use error::FormatError;
+pub use metadata::{Array, FromValue, Metadata, MetadataError, Mismatch, StringArray, Value};
+pub use model_file::{Format, ModelFile};
+pub use safetensors::SafetensorsError;
+pub use sniff::{Sniffed, sniff};
+
+/// Opens a model: a file of any format, one part of a split model, or a directory with one model.
+pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
+    if path.is_dir() {
+        return directory::open(path);
+    }
+    let file = MappedFile::open(path)?;
+    match sniff(file.bytes()) {
+        Sniffed::Gguf => gguf::load(file),
+        Sniffed::Safetensors => safetensors::load(file),
+        Sniffed::Foreign { what, remedy } => {
+            Err(FormatError::Foreign { path: path.to_owned(), what, remedy })
+        }
+    }
+}

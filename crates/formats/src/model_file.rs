@@ -1,0 +1,81 @@
+//! The one type that every format is read into.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cyb_tensor::{MappedFile, Tensor};
+use indexmap::IndexMap;
+
+use crate::error::FormatError;
+use crate::metadata::Metadata;
+use crate::text::{Excerpt, nearest};
+
+/// Where a model file's content came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// With the version that the file states.
+    Gguf {
+        version: u32,
+    },
+    Safetensors,
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Format::Gguf { version } => write!(f, "GGUF v{version}"),
+            Format::Safetensors => f.write_str("safetensors"),
+        }
+    }
+}
+
+/// A model as metadata and named tensors, whatever its format and however many files it takes.
+#[derive(Debug)]
+pub struct ModelFile {
+    pub format: Format,
+    pub metadata: Metadata,
+    /// In the files' order. The bytes are mapped: nothing is read until they are.
+    pub tensors: IndexMap<String, Tensor>,
+    /// What was noticed and does not hinder, such as a file that belongs to no index.
+    pub notes: Vec<String>,
+    files: Vec<Arc<MappedFile>>,
+}
+
+impl ModelFile {
+    /// `files` is not empty; the first is the one that errors name.
+    pub(crate) fn new(format: Format, metadata: Metadata, files: Vec<Arc<MappedFile>>) -> Self {
+        ModelFile { format, metadata, tensors: IndexMap::new(), notes: Vec::new(), files }
+    }
+
+    /// The files that hold the model, in order.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|f| f.path())
+    }
+
+    /// A tensor by name, without a copy.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, FormatError> {
+        self.tensors.get(name).cloned().ok_or_else(|| {
+            let near = nearest(name, self.tensors.keys().map(String::as_str));
+            FormatError::NoTensor {
+                path: self.first_path(),
+                name: name.to_owned(),
+                hint: near.map_or(String::new(), |n| format!("; the nearest is {}", Excerpt(n))),
+            }
+        })
+    }
+
+    /// Bytes of all tensors together.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.values().map(|t| t.bytes().len() as u64).sum()
+    }
+
+    /// Fails when a file was written or cut since it was mapped. Loaders call it before they read
+    /// weights, because reading past the new end of a mapped file ends the process.
+    pub fn check_unchanged(&self) -> Result<(), FormatError> {
+        self.files.iter().try_for_each(|f| Ok(f.check_unchanged()?))
+    }
+
+    fn first_path(&self) -> PathBuf {
+        self.paths().next().map(Path::to_owned).unwrap_or_default()
+    }
+}
