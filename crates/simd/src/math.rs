@@ -1,0 +1,72 @@
+//! Elementary functions on 16 lanes, out of exactly rounded operations only, so that every
+//! instruction set gives the same bits.
+
+use crate::Isa;
+
+/// 1.5 * 2^23: adding it rounds to the nearest integer, which then sits in the low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// `exp(x)` within 1 ulp; subnormal results within 1 ulp of the subnormal grid; 0 and infinity
+/// beyond the range, NaN for NaN.
+///
+/// `x = n ln 2 + r` with `|r| <= ln(2) / 2`; a polynomial gives `exp(r)` (coefficients of Cephes'
+/// `expf`); `2^n` is applied in two halves so that neither over- nor underflows on its own.
+#[inline(always)]
+pub fn exp<S: Isa>(s: S, x: S::F) -> S::F {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // The operand order keeps NaN.
+    let x = s.max(s.splat(-105.0), s.min(s.splat(89.0), x));
+    let shifted = s.fma(x, s.splat(std::f32::consts::LOG2_E), s.splat(ROUND));
+    let n = s.sub(shifted, s.splat(ROUND));
+    let r = s.fma(n, s.splat(-LN2_HIGH), x);
+    let r = s.fma(n, s.splat(-LN2_LOW), r);
+    let mut p = s.splat(1.987_569_1e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = s.fma(p, r, s.splat(c));
+    }
+    let p = s.add(s.fma(s.mul(r, r), p, r), s.splat(1.0));
+    let n = s.sub_i(s.bits(shifted), s.splat_i(ROUND.to_bits().cast_signed()));
+    let half = s.sar_i(n, 1);
+    s.mul(s.mul(p, power_of_two(s, half)), power_of_two(s, s.sub_i(n, half)))
+}
+
+/// `2^n` for `n` in `-126..=127`.
+#[inline(always)]
+fn power_of_two<S: Isa>(s: S, n: S::I) -> S::F {
+    s.from_bits(s.shl_i(s.add_i(n, s.splat_i(127)), 23))
+}
+
+/// `1 / (1 + exp(-x))`.
+#[inline(always)]
+pub fn sigmoid<S: Isa>(s: S, x: S::F) -> S::F {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.neg(x))))
+}
+
+/// `x * sigmoid(x)`, computed as `x / (1 + exp(-x))`.
+#[inline(always)]
+pub fn silu<S: Isa>(s: S, x: S::F) -> S::F {
+    s.div(x, s.add(s.splat(1.0), exp(s, s.neg(x))))
+}
+
+/// `tanh(x)` within 3 ulp.
+///
+/// From `exp` for large arguments; near zero, where that cancels, an odd polynomial (coefficients
+/// of Cephes' `tanhf`).
+#[inline(always)]
+pub fn tanh<S: Isa>(s: S, x: S::F) -> S::F {
+    let one = s.splat(1.0);
+    let a = s.abs(x);
+    let e = exp(s, s.add(a, a));
+    let large = s.sub(one, s.div(s.splat(2.0), s.add(e, one)));
+    let sign = s.and_i(s.bits(x), s.splat_i(i32::MIN));
+    let large = s.from_bits(s.or_i(s.bits(large), sign));
+    let z = s.mul(x, x);
+    let mut p = s.splat(-5.704_988_7e-3);
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = s.fma(p, z, s.splat(c));
+    }
+    let small = s.fma(s.mul(p, z), x, x);
+    s.select_gt(s.splat(0.625), a, small, large)
+}
