@@ -72,7 +72,7 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
 
     /// Lane bits.
     fn bits(self, v: Self::F) -> Self::I;
-    fn from_bits(self, v: Self::I) -> Self::F;
+    fn float_bits(self, v: Self::I) -> Self::F;
     /// Exact for magnitudes up to 2^24, else rounded to nearest even.
     fn to_float(self, v: Self::I) -> Self::F;
     /// Nearest integer, ties to even; unspecified outside the range of `i32`.
@@ -204,12 +204,12 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
 
     #[inline(always)]
     fn abs(self, v: Self::F) -> Self::F {
-        self.from_bits(self.and_i(self.bits(v), self.splat_i(0x7fff_ffff)))
+        self.float_bits(self.and_i(self.bits(v), self.splat_i(0x7fff_ffff)))
     }
 
     #[inline(always)]
     fn neg(self, v: Self::F) -> Self::F {
-        self.from_bits(self.add_i(self.bits(v), self.splat_i(i32::MIN)))
+        self.float_bits(self.add_i(self.bits(v), self.splat_i(i32::MIN)))
     }
 
     /// The largest lane, in the order of [`reduce_sum`](Isa::reduce_sum); for lanes without NaN.

@@ -34,7 +34,7 @@ pub fn exp<S: Isa>(s: S, x: S::F) -> S::F {
 /// `2^n` for `n` in `-126..=127`.
 #[inline(always)]
 fn power_of_two<S: Isa>(s: S, n: S::I) -> S::F {
-    s.from_bits(s.shl_i(s.add_i(n, s.splat_i(127)), 23))
+    s.float_bits(s.shl_i(s.add_i(n, s.splat_i(127)), 23))
 }
 
 /// `1 / (1 + exp(-x))`.
@@ -61,7 +61,7 @@ pub fn tanh<S: Isa>(s: S, x: S::F) -> S::F {
     let e = exp(s, s.add(a, a));
     let large = s.sub(one, s.div(s.splat(2.0), s.add(e, one)));
     let sign = s.and_i(s.bits(x), s.splat_i(i32::MIN));
-    let large = s.from_bits(s.or_i(s.bits(large), sign));
+    let large = s.float_bits(s.or_i(s.bits(large), sign));
     let z = s.mul(x, x);
     let mut p = s.splat(-5.704_988_7e-3);
     for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {

@@ -182,7 +182,7 @@ impl Isa for Neon {
         four!(vreinterpretq_s32_f32; v)
     }
     #[inline(always)]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn float_bits(self, v: Self::I) -> Self::F {
         four!(vreinterpretq_f32_s32; v)
     }
     #[inline(always)]

@@ -115,7 +115,7 @@ impl Isa for Portable {
         map(v, |v| v.to_bits().cast_signed())
     }
     #[inline(always)]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn float_bits(self, v: Self::I) -> Self::F {
         map(v, |v| f32::from_bits(v.cast_unsigned()))
     }
     #[inline(always)]

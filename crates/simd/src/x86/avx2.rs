@@ -151,7 +151,7 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
         two!(_mm256_castps_si256; v)
     }
     #[inline(always)]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn float_bits(self, v: Self::I) -> Self::F {
         two!(_mm256_castsi256_ps; v)
     }
     #[inline(always)]
@@ -249,7 +249,7 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
-            self.from_bits(self.shl_i(Two(low, high), 16))
+            self.float_bits(self.shl_i(Two(low, high), 16))
         }
     }
     #[inline(always)]

@@ -119,7 +119,7 @@ impl Isa for Avx512Vnni {
         one!(_mm512_castps_si512(v))
     }
     #[inline(always)]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn float_bits(self, v: Self::I) -> Self::F {
         one!(_mm512_castsi512_ps(v))
     }
     #[inline(always)]
