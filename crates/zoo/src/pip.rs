@@ -24,7 +24,9 @@ pub enum PipError {
     )]
     NoNetwork,
     /// The index has no such package; without retries pip says the same of one it cannot reach.
-    #[error("the package index has no {0} or cannot be reached; check the network and pip's index settings")]
+    #[error(
+        "the package index has no {0} or cannot be reached; check the network and pip's index settings"
+    )]
     NotFound(String),
     /// pip failed in another way; its own last message.
     #[error("pip says: {0}")]
