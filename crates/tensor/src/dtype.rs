@@ -97,6 +97,8 @@ dtypes! {
     TQ2_0   "tq2_0"   Quantized 256 66  Some(35);
     MXFP4   "mxfp4"   Quantized 32  17  Some(39);
     NVFP4   "nvfp4"   Quantized 64  36  Some(40);
+    Q1_0    "q1_0"    Quantized 128 18  Some(41);
+    Q2_0    "q2_0"    Quantized 64  18  Some(42);
 }
 
 impl DType {

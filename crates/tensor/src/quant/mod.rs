@@ -25,6 +25,8 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod nvfp4;
+mod q1_0;
+mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -75,6 +77,8 @@ static FORMATS: &[Format] = &[
     Format::of::<tq2_0::Block>().encoded_by(tq2_0::pack),
     Format::of::<mxfp4::Block>(),
     Format::of::<nvfp4::Block>(),
+    Format::of::<q1_0::Block>(),
+    Format::of::<q2_0::Block>(),
 ];
 
 /// Why numbers cannot be decoded from or encoded to a dtype.

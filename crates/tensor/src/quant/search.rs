@@ -29,7 +29,7 @@ pub(super) struct SignedBlock {
 }
 
 /// Rounds of solving for the block's factors.
-const REFINEMENTS: usize = 2;
+const REFINEMENTS: usize = 1;
 /// Largest scale and minimum of an affine group.
 const TOP_SCALE: f32 = 63.0;
 
@@ -165,8 +165,8 @@ fn affine_group(x: &[f32; 32], w: &[f32; 32], top: f32) -> (f32, f32) {
 
     let (mut best, mut best_error) = ((range / top, -low), f32::INFINITY);
     // From one step fewer to one more than the range holds: cutting off extremes can pay.
-    for trial in 0..=20 {
-        let steps = top - 1.0 + 0.1 * trial as f32;
+    for trial in 0..=10 {
+        let steps = top - 1.0 + 0.2 * trial as f32;
         let (mut scale, mut min) = (range / steps, -low);
         for _ in 0..2 {
             let q = affine_codes(x, scale, min, top);
@@ -190,8 +190,8 @@ fn signed_group(x: &[f32; 16], w: &[f32; 16]) -> f32 {
         return 0.0;
     }
     let (mut best, mut best_error) = (extreme / -32.0, f32::INFINITY);
-    for trial in -9..=9 {
-        let q = signed_codes(x, extreme / -(32.0 + 0.1 * trial as f32));
+    for trial in -4..=4 {
+        let q = signed_codes(x, extreme / -(32.0 + 0.25 * trial as f32));
         let (mut across, mut square) = (0.0, 0.0);
         for j in 0..16 {
             across += w[j] * q[j] * x[j];
