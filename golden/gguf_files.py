@@ -1,4 +1,4 @@
-"""Small GGUF and safetensors files made by other people's writers, for the tests of `crates/formats`.
+"""Small GGUF, safetensors and npz files made by other people's writers, for the tests of `crates/formats`.
 
 Run: python golden/gguf_files.py  (needs gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0)
 Writes golden/formats/*.
@@ -87,8 +87,30 @@ def safetensors_file(path):
               path, metadata={"format": "np"})
 
 
+def npz_files():
+    """Every type, both orders, both byte orders, stored and deflated."""
+    r = (np.arange(12) - 5).reshape(3, 4)
+    f = (r / 4).astype(np.float32)
+    arrays = {
+        "f32": f, "f64": r / 4, "f16": f.astype(np.float16),
+        "f32_fortran": np.asfortranarray(f), "f32_big": f.astype(">f4"),
+        "i64": r.astype(np.int64), "i64_fortran_big": np.asfortranarray(r.astype(">i8")),
+        "bool": (np.arange(12) % 2 == 1).reshape(3, 4),
+        "scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 3), np.float32),
+        "weights::bfloat16": np.array([0x3F80, 0xC000], np.uint16),
+        "onnx::MatMul_12": np.array([1], np.int32),
+    }
+    for name in ["i8", "i16", "i32"]:
+        arrays[name] = r.astype(np.dtype("int" + name[1:]))
+    for name in ["u8", "u16", "u32", "u64"]:
+        arrays[name] = np.arange(12).reshape(3, 4).astype(np.dtype("uint" + name[1:]))
+    np.savez(OUT / "plain.npz", **arrays)
+    np.savez_compressed(OUT / "packed.npz", **arrays)
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     every_type(OUT / "every_type.gguf")
     split(OUT / "split.gguf")
     safetensors_file(OUT / "plain.safetensors")
+    npz_files()

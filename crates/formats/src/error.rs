@@ -7,6 +7,7 @@ use cyb_tensor::MapError;
 
 use crate::gguf::{GgufError, SplitError};
 use crate::metadata::MetadataError;
+use crate::npz::NpzError;
 use crate::safetensors::SafetensorsError;
 use crate::text::Excerpt;
 
@@ -28,6 +29,8 @@ pub enum FormatError {
     Split { path: PathBuf, problem: SplitError },
     #[error("{}: {problem}", path.display())]
     Safetensors { path: PathBuf, problem: SafetensorsError },
+    #[error("{}: {problem}", path.display())]
+    Npz { path: PathBuf, problem: NpzError },
     #[error("{}: there is no tensor {}{hint}", path.display(), Excerpt(name))]
     NoTensor { path: PathBuf, name: String, hint: String },
     #[error("cannot write {}: {problem}", path.display())]

@@ -1,9 +1,9 @@
 //! Bodies of fuzz targets: plain functions of bytes that must return. They are run on mutated
-//! golden files by a test, and by libFuzzer from the `fuzz` crate.
+//! golden files by a test, and by libFuzzer from the crate in `fuzz/`.
 
 use cyb_tensor::DType;
 
-use crate::{gguf, safetensors};
+use crate::{gguf, npz, safetensors};
 
 /// Parses `data` as a GGUF file; what is accepted must keep the parser's promises.
 ///
@@ -41,4 +41,12 @@ fn check_places<'a>(
     }
     spans.sort_unstable();
     assert!(spans.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap");
+}
+
+/// Reads `data` as an archive of arrays.
+pub fn fuzz_npz(data: &[u8]) {
+    let Ok(arrays) = npz::read_bytes(data) else { return };
+    let named = arrays.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    let mut out = std::io::Cursor::new(Vec::new());
+    npz::write_to(&mut out, named).expect("what was read can be written");
 }

@@ -14,6 +14,8 @@ pub mod fuzz;
 pub mod gguf;
 mod metadata;
 mod model_file;
+mod npy;
+pub mod npz;
 mod safetensors;
 mod sniff;
 mod text;
@@ -25,6 +27,7 @@ use cyb_tensor::MappedFile;
 pub use error::FormatError;
 pub use metadata::{Array, FromValue, Metadata, MetadataError, Mismatch, StringArray, Value};
 pub use model_file::{Format, ModelFile};
+pub use npy::NpyError;
 pub use safetensors::SafetensorsError;
 pub use sniff::{Sniffed, sniff};
 

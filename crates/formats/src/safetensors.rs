@@ -365,3 +365,6 @@ pub(crate) fn load_index(index: &Path) -> Result<ModelFile, FormatError> {
     }
     Ok(model)
 }
+
+#[cfg(test)]
+mod tests;

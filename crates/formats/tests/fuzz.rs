@@ -199,3 +199,10 @@ fn safetensors() {
     let seeds = [Seed { bytes: golden("plain.safetensors"), fields: vec![] }];
     fuzz(&seeds, cyb_formats::fuzz::fuzz_safetensors);
 }
+
+#[test]
+fn npz() {
+    let seeds =
+        ["plain.npz", "packed.npz"].map(|name| Seed { bytes: golden(name), fields: vec![] });
+    fuzz(&seeds, cyb_formats::fuzz::fuzz_npz);
+}

@@ -296,13 +296,27 @@ impl<'a> Reader<'a> {
     fn strings(&mut self, count: u64, place: At<'_>) -> Result<StringArray, GgufError> {
         // A string takes the 8 bytes of its length at least.
         let lengths = self.check_room(count, 8, place)? as usize;
-        let mut text = Vec::new();
+        // A vocabulary has some hundred thousand short strings: this loop is most of the time that
+        // opening a file takes.
+        let mut rest = &self.bytes[self.at..];
+        let mut text = Vec::with_capacity(lengths.min(rest.len()));
         let mut ends = Vec::with_capacity(lengths / 8);
         for _ in 0..count {
-            let len = self.u64(place)?;
-            text.extend_from_slice(self.take(len, place)?);
+            let next = rest.split_first_chunk::<8>().and_then(|(len, after)| {
+                after.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)
+            });
+            let Some((bytes, after)) = next else {
+                // Read this one in the ordinary way, which says what is wrong.
+                self.at = self.bytes.len() - rest.len();
+                let len = self.u64(place)?;
+                self.take(len, place)?;
+                break;
+            };
+            text.extend_from_slice(bytes);
             ends.push(text.len());
+            rest = after;
         }
+        self.at = self.bytes.len() - rest.len();
         String::from_utf8(text)
             .ok()
             .and_then(|text| StringArray::from_parts(text, ends))
