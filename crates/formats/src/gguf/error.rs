@@ -153,7 +153,6 @@ pub(super) fn type_origin(id: u32) -> &'static str {
             "which was IQ4_NL packed for one kind of ARM processor and is withdrawn; \
              fetch the plain IQ4_NL file, it is packed for the processor at load"
         }
-        41 => "which is Q1_0 and not supported yet; fetch the model in another quantization",
         42..=96 => {
             "which is newer than this version; update, or fetch the model in another quantization"
         }

@@ -306,7 +306,6 @@ fn unknown_types_say_where_they_come_from() {
         (31, "Q4_0 packed for one kind of ARM"),
         (33, "withdrawn"),
         (38, "IQ4_NL"),
-        (41, "Q1_0"),
         (60, "newer"),
         (137, "ik_llama.cpp"),
         (255, "type number 255"),
