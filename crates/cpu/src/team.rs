@@ -219,12 +219,11 @@ impl Team {
             return Err(TeamError::Nested);
         }
         let _entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
-        let short: &(dyn Fn(&Worker<'_>) + Sync) = &job;
         // SAFETY: only the lifetime changes. Workers use the pointer until they decrement `busy`,
         // and this function returns after `busy` is 0.
-        let long = JobPtr(unsafe { std::mem::transmute::<*const _, *const Job>(short) });
+        let long = unsafe { std::mem::transmute::<&(dyn Fn(&Worker<'_>) + Sync), &Job>(&job) };
         // SAFETY: no worker runs, so nobody else accesses `job`.
-        unsafe { *shared.job.get() = Some(long) };
+        unsafe { *shared.job.get() = Some(JobPtr(long)) };
         shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
         shared.run.0.fetch_add(1, Ordering::Release);
         shared.signal();
