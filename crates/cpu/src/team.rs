@@ -120,7 +120,7 @@ impl Shared {
         }
     }
 
-    fn call(&self, index: usize, job: &Job) {
+    fn call(&self, index: usize, job: &(dyn Fn(&Worker<'_>) + Sync)) {
         let outer = INSIDE.replace(self);
         let worker = Worker { index, count: self.count, shared: Some(self) };
         let result = catch_unwind(AssertUnwindSafe(|| job(&worker)));
@@ -221,7 +221,11 @@ impl Team {
         let _entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: only the lifetime changes. Workers use the pointer until they decrement `busy`,
         // and this function returns after `busy` is 0.
-        let long = unsafe { std::mem::transmute::<&(dyn Fn(&Worker<'_>) + Sync), &Job>(&job) };
+        let long = unsafe {
+            std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), *const Job>(
+                &raw const job,
+            )
+        };
         // SAFETY: no worker runs, so nobody else accesses `job`.
         unsafe { *shared.job.get() = Some(JobPtr(long)) };
         shared.busy.0.store(shared.count - 1, Ordering::Relaxed);
