@@ -1,19 +1,41 @@
 //! Bodies of fuzz targets: plain functions of bytes that must return. They are run on mutated
 //! golden files by a test, and by libFuzzer from the crate in `fuzz/`.
 
-use cyb_tensor::DType;
+use cyb_tensor::{AlignedBytes, Bytes, DType, Tensor};
 
-use crate::{gguf, npz, safetensors};
+use crate::{Metadata, gguf, npz, safetensors};
 
 /// Parses `data` as a GGUF file; what is accepted must keep the parser's promises.
 ///
 /// # Panics
-/// When an accepted header has a tensor outside the file, or two that overlap.
+/// When an accepted header has a tensor outside the file, or two that overlap, or when the file
+/// cannot be written and read again without a difference.
 pub fn fuzz_gguf(data: &[u8]) {
     if let Ok(header) = gguf::parse(data, data.len() as u64) {
         let tensors = header.tensors.values();
         check_places(data, tensors.map(|t| (t.dtype, &t.shape[..], t.offset, t.len)));
+        let once = rewrite(data, header);
+        let again = gguf::parse(&once, once.len() as u64).expect("what was written can be read");
+        assert!(rewrite(&once, again) == once, "a file changes when it is read and written");
     }
+}
+
+/// The same model, written anew.
+fn rewrite(data: &[u8], header: gguf::Header) -> Vec<u8> {
+    let metadata = Metadata::from_entries("".as_ref(), header.metadata);
+    let tensors: Vec<(String, Tensor)> = header
+        .tensors
+        .into_iter()
+        .map(|(name, t)| {
+            let bytes = AlignedBytes::from_slice(&data[t.offset..t.offset + t.len]);
+            let tensor = Tensor::new(t.dtype, t.shape, Bytes::owned(bytes));
+            (name, tensor.expect("a tensor's length fits its shape"))
+        })
+        .collect();
+    let mut out = Vec::new();
+    gguf::write_to(&mut out, &metadata, tensors.iter().map(|(n, t)| (n.as_str(), t)))
+        .expect("what was read can be written");
+    out
 }
 
 /// Parses `data` as a safetensors file, as [`fuzz_gguf`] does for GGUF.

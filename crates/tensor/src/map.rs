@@ -37,8 +37,13 @@ impl MappedFile {
     /// Maps the whole file.
     pub fn open(path: &Path) -> Result<MappedFile, MapError> {
         let owned = || path.to_owned();
-        let file = File::open(path).map_err(|source| MapError::Open { path: owned(), source })?;
-        let meta = file.metadata().map_err(|source| MapError::Open { path: owned(), source })?;
+        let fail = |source| MapError::Open { path: owned(), source };
+        // Asked before it is opened, because opening a named pipe waits for its other end.
+        if !std::fs::metadata(path).map_err(fail)?.is_file() {
+            return Err(MapError::NotAFile { path: owned() });
+        }
+        let file = File::open(path).map_err(fail)?;
+        let meta = file.metadata().map_err(fail)?;
         if !meta.is_file() {
             return Err(MapError::NotAFile { path: owned() });
         }

@@ -449,6 +449,14 @@ fn files_that_are_no_gguf_say_what_they_are() {
     assert!(error(b"GGUF").contains("needs 4 bytes at 4, but the file ends at 4"));
     let text = crate::open(&dir.path().join("absent.gguf")).unwrap_err().to_string();
     assert!(text.contains("absent.gguf: No such file"), "{text}");
+    std::fs::write(&path, b"GGUF").unwrap();
+    let text = crate::open(&path.join("below")).unwrap_err().to_string();
+    assert!(text.contains("below: Not a directory"), "{text}");
+    #[cfg(unix)]
+    {
+        let text = crate::open(Path::new("/dev/null")).unwrap_err().to_string();
+        assert_eq!(text, "/dev/null is not a regular file");
+    }
     let empty = tempfile::tempdir().unwrap();
     let text = crate::open(empty.path()).unwrap_err().to_string();
     assert!(text.contains("is a directory with no model file that is known"), "{text}");
@@ -491,4 +499,90 @@ fn what_cannot_be_written_is_refused_and_leaves_no_file() {
     let err = write_streamed(&path, &meta, &specs, |_, out| out.write_all(&[0; 7])).unwrap_err();
     assert!(err.to_string().ends_with("tensor 'w' has 7 bytes, but its shape needs 8"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+mod round_trip {
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn array(depth: u32) -> BoxedStrategy<Array> {
+        let flat = prop_oneof![
+            vec(any::<u8>(), 0..5).prop_map(Array::U8),
+            vec(any::<i8>(), 0..5).prop_map(Array::I8),
+            vec(any::<u16>(), 0..5).prop_map(Array::U16),
+            vec(any::<i16>(), 0..5).prop_map(Array::I16),
+            vec(any::<u32>(), 0..5).prop_map(Array::U32),
+            vec(any::<i32>(), 0..5).prop_map(Array::I32),
+            vec(any::<u64>(), 0..5).prop_map(Array::U64),
+            vec(any::<i64>(), 0..5).prop_map(Array::I64),
+            vec(any::<f32>(), 0..5).prop_map(Array::F32),
+            vec(any::<f64>(), 0..5).prop_map(Array::F64),
+            vec(any::<bool>(), 0..5).prop_map(Array::Bool),
+            vec(any::<String>(), 0..5).prop_map(|v| Array::String(v.into_iter().collect())),
+        ];
+        if depth == 0 {
+            return flat.boxed();
+        }
+        prop_oneof![4 => flat, 1 => vec(array(depth - 1), 0..4).prop_map(Array::Array)].boxed()
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            any::<u8>().prop_map(Value::U8),
+            any::<i16>().prop_map(Value::I16),
+            any::<u32>().prop_map(Value::U32),
+            any::<i64>().prop_map(Value::I64),
+            any::<f32>().prop_map(Value::F32),
+            any::<f64>().prop_map(Value::F64),
+            any::<bool>().prop_map(Value::Bool),
+            any::<String>().prop_map(Value::String),
+            array(3).prop_map(Value::Array),
+        ]
+    }
+
+    fn tensor() -> impl Strategy<Value = Tensor> {
+        let plain = prop::sample::select(vec![DType::I8, DType::F16, DType::F32, DType::F64]);
+        let plain = (plain, vec(1usize..5, 0..=MAX_DIMS));
+        let blocks = prop::sample::select(vec![DType::Q4_0, DType::Q4_K, DType::IQ4_NL]);
+        let blocks = (blocks, vec(1usize..4, 1..=MAX_DIMS)).prop_map(|(dtype, mut shape)| {
+            if let Some(inner) = shape.last_mut() {
+                *inner *= dtype.layout().block;
+            }
+            (dtype, shape)
+        });
+        (prop_oneof![plain, blocks], any::<u8>()).prop_map(|((dtype, shape), salt)| {
+            let n = cyb_tensor::byte_len(dtype, &shape).unwrap();
+            let bytes: Vec<u8> = (0..n).map(|i| (i as u8).wrapping_mul(31) ^ salt).collect();
+            Tensor::from_elems(dtype, shape, &bytes).unwrap()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            entries in btree_map("[a-z.]{1,12}", value(), 0..8),
+            tensors in btree_map("\\PC{1,9}", tensor(), 0..6),
+            alignment in prop::option::of((0u32..10).prop_map(|bit| 1u32 << bit)),
+        ) {
+            let mut metadata = Metadata::new("");
+            entries.into_iter().for_each(|(key, v)| metadata.insert(key, v));
+            if let Some(n) = alignment {
+                metadata.insert(ALIGNMENT_KEY, n);
+            }
+            let mut out = Vec::new();
+            write_to(&mut out, &metadata, tensors.iter().map(|(n, t)| (n.as_str(), t))).unwrap();
+            let header = parse(&out, out.len() as u64).unwrap();
+            prop_assert!(header.metadata.iter().map(|(k, v)| (k.as_str(), v)).eq(metadata.iter()));
+            prop_assert!(header.tensors.keys().eq(tensors.keys()));
+            for (info, tensor) in header.tensors.values().zip(tensors.values()) {
+                prop_assert_eq!(info.dtype, tensor.dtype());
+                prop_assert_eq!(&info.shape[..], tensor.shape());
+                prop_assert_eq!(info.offset as u32 % alignment.unwrap_or(32), 0);
+                let bytes = &out[info.offset..info.offset + info.len];
+                prop_assert_eq!(bytes, tensor.bytes().as_slice());
+            }
+        }
+    }
 }
