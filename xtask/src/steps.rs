@@ -10,6 +10,9 @@ use cyb_zoo::{ALL_MODELS_VAR, DEMO, Set};
 use crate::shell::{cargo, root, run, target_dir};
 use crate::{Failure, models};
 
+/// How long each fuzz test runs; a plain `cargo test` gives them two seconds.
+const FUZZ_SECONDS_VAR: &str = "SOMA_FUZZ_SECONDS";
+
 const DEMO_QUESTION: &str = "What is the capital of France, and what is it known for?";
 
 /// Builds the release binary, fetches the demo model and streams an answer.
@@ -38,6 +41,9 @@ pub(crate) fn test(all: bool) -> Result<(), Failure> {
     step("tests", || {
         let mut command = cargo(["test", "--workspace", "--no-fail-fast"]);
         command.env(ALL_MODELS_VAR, if all { "1" } else { "0" });
+        if std::env::var_os(FUZZ_SECONDS_VAR).is_none() {
+            command.env(FUZZ_SECONDS_VAR, "60");
+        }
         run("cargo test", command)
     })
 }

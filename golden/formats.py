@@ -1,7 +1,6 @@
 """Small GGUF, safetensors and npz files made by other people's writers, for the tests of `crates/formats`.
 
-Run: python golden/gguf_files.py  (needs gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0)
-Writes golden/formats/*.
+Run: cargo xtask golden formats. Writes golden/formats/*.
 """
 
 import pathlib
