@@ -127,6 +127,7 @@ fn infer_atom(atom: &Atom, inputs: &[&Fact]) -> Result<Fact, IrError> {
         }
         Atom::Slide(Slide::Window { axis, size, stride, dilation }) => {
             let [a] = call.take()?;
+            call.plain(a)?;
             call.axis(*axis, a)?;
             if *size == 0 || *stride == 0 || *dilation == 0 {
                 return call.fail("size, stride and dilation must not be 0");
