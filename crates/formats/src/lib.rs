@@ -30,6 +30,7 @@ pub use model_file::{Format, ModelFile};
 pub use npy::NpyError;
 pub use safetensors::SafetensorsError;
 pub use sniff::{Sniffed, sniff};
+pub use text::edit_distance;
 
 /// Opens a model: a file of any format, one part of a split model, or a directory with one model.
 pub fn open(path: &Path) -> Result<ModelFile, FormatError> {

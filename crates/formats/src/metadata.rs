@@ -132,6 +132,11 @@ impl Metadata {
         Metadata { file: file.to_owned(), entries }
     }
 
+    /// The file that the metadata is of, which errors name.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
     /// Sets a value; a key that exists keeps its place.
     pub fn insert(&mut self, key: impl Into<String>, value: impl Into<Value>) {
         self.entries.insert(key.into(), value.into());

@@ -18,6 +18,8 @@ pub enum Format {
         version: u32,
     },
     Safetensors,
+    /// Made, not read.
+    Memory,
 }
 
 impl std::fmt::Display for Format {
@@ -25,6 +27,7 @@ impl std::fmt::Display for Format {
         match self {
             Format::Gguf { version } => write!(f, "GGUF v{version}"),
             Format::Safetensors => f.write_str("safetensors"),
+            Format::Memory => f.write_str("in memory"),
         }
     }
 }
@@ -42,12 +45,19 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// `files` is not empty; the first is the one that errors name.
+    /// The first of `files` is the one that errors name.
     pub(crate) fn new(format: Format, metadata: Metadata, files: Vec<Arc<MappedFile>>) -> Self {
         ModelFile { format, metadata, tensors: IndexMap::new(), notes: Vec::new(), files }
     }
 
-    /// The files that hold the model, in order.
+    /// A model that is in memory and in no file; errors name it as its metadata does.
+    pub fn in_memory(metadata: Metadata, tensors: IndexMap<String, Tensor>) -> ModelFile {
+        let mut model = ModelFile::new(Format::Memory, metadata, Vec::new());
+        model.tensors = tensors;
+        model
+    }
+
+    /// The files that hold the model, in order; none when it is in memory.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|f| f.path())
     }
@@ -76,6 +86,6 @@ impl ModelFile {
     }
 
     fn first_path(&self) -> PathBuf {
-        self.paths().next().map(Path::to_owned).unwrap_or_default()
+        self.paths().next().unwrap_or(self.metadata.file()).to_owned()
     }
 }

@@ -41,7 +41,7 @@ pub(crate) fn nearest<'a>(
 }
 
 /// Levenshtein distance, one row at a time.
-fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+pub fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);

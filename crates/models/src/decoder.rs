@@ -1,0 +1,317 @@
+//! The vocabulary in which decoder families are written: embedding, norm, projection, rotary
+//! embedding, attention over the paged cache, gated feed-forward, output head.
+//!
+//! A decoder's graph serves any mix of sequences at once. T tokens come in, each with its position
+//! in its sequence, the pool slot where its key and value are stored, and the row of the block
+//! table that lists its sequence's pool blocks; logits come out for L of them. [`crate::inputs`]
+//! names the inputs.
+
+use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
+use cyb_jets::{ADD, EMBEDDING, GEGLU, KV_CACHE, LINEAR, MUL, RMSNORM, ROPE, SDPA_PAGED, SWIGLU};
+use cyb_tensor::{DType, Dim, Tensor, TensorError};
+
+use crate::config::Config;
+use crate::rope::{Rope, Style};
+use crate::weights::Weights;
+use crate::{GraphOptions, ModelError, inputs};
+
+type Built = Result<ValueId, ModelError>;
+
+/// The rotary embedding as a constant of the graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeTable {
+    frequencies: ValueId,
+    scale: f64,
+    style: Style,
+}
+
+/// How a layer attends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attention {
+    /// Factor on the products of queries and keys.
+    pub(crate) scale: f64,
+    /// Positions that a token sees, itself included; all earlier ones when `None`.
+    pub(crate) window: Option<usize>,
+}
+
+/// Activation of a gated feed-forward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Gate {
+    Silu,
+    GeluTanh,
+}
+
+/// A decoder's graph while it is built.
+pub(crate) struct Decoder<'a> {
+    b: Builder,
+    config: &'a Config,
+    options: &'a GraphOptions,
+    weights: Weights<'a>,
+    tokens: ValueId,
+    positions: ValueId,
+    slots: ValueId,
+    rows: ValueId,
+    tables: ValueId,
+    logit_rows: ValueId,
+    layer: usize,
+    /// Whether only the rows that logits are asked for are left.
+    narrowed: bool,
+    notes: Vec<String>,
+}
+
+impl<'a> Decoder<'a> {
+    pub(crate) fn new(
+        config: &'a Config,
+        weights: Weights<'a>,
+        options: &'a GraphOptions,
+    ) -> Result<Decoder<'a>, ModelError> {
+        options.check(config.head_dim)?;
+        let mut b = Builder::new();
+        let mut input = |name: &str, dims: &[&str]| {
+            b.input(name, Fact::new(DType::I32, dims.iter().map(|d| Dim::symbol(d))))
+        };
+        let tokens = input(inputs::TOKENS, &["T"]);
+        let positions = input(inputs::POSITIONS, &["T"]);
+        let slots = input(inputs::SLOTS, &["T"]);
+        let rows = input(inputs::ROWS, &["T"]);
+        let tables = input(inputs::TABLES, &["R", "M"]);
+        let logit_rows = input(inputs::LOGIT_ROWS, &["L"]);
+        Ok(Decoder {
+            b,
+            config,
+            options,
+            weights,
+            tokens,
+            positions,
+            slots,
+            rows,
+            tables,
+            logit_rows,
+            layer: 0,
+            narrowed: false,
+            notes: Vec::new(),
+        })
+    }
+
+    /// Starts a layer: the names that follow are its own.
+    pub(crate) fn start_layer(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    /// Fails when the layer lacks one of these tensors.
+    pub(crate) fn require<const K: usize>(&self, names: [&str; K]) -> Result<(), ModelError> {
+        names.iter().try_for_each(|name| self.weights.rows(&self.scoped(name)).map(|_| ()))
+    }
+
+    fn scoped(&self, name: &str) -> String {
+        format!("blk.{}.{name}", self.layer)
+    }
+
+    fn jet(&mut self, jet: &'static Jet, attrs: Attrs, inputs: &[ValueId]) -> Built {
+        Ok(self.b.jet(jet, attrs, inputs)?)
+    }
+
+    /// The rotary embedding, computed once and shared by the layers.
+    pub(crate) fn rope_table(&mut self, rope: &Rope) -> Result<RopeTable, ModelError> {
+        let turn = rope.turn(self.config.max_position_embeddings);
+        let frequencies = constant(vec![turn.frequencies.len()], &turn.frequencies)?;
+        let frequencies = self.b.constant(frequencies);
+        Ok(RopeTable { frequencies, scale: turn.scale, style: rope.style })
+    }
+
+    /// The embedding of every token: `[T, hidden]`.
+    pub(crate) fn embed(&mut self) -> Built {
+        self.b.set_label("token_embd");
+        let table = self.embedding()?;
+        self.jet(&EMBEDDING, Attrs::new(), &[table, self.tokens])
+    }
+
+    fn embedding(&mut self) -> Built {
+        let shape = [self.config.vocab_size, self.config.hidden_size];
+        self.weights.value(&mut self.b, "token_embd.weight", &shape)
+    }
+
+    /// `x * value`.
+    pub(crate) fn scale(&mut self, x: ValueId, value: f64) -> Built {
+        let value = self.b.scalar(DType::F32, value)?;
+        self.jet(&MUL, Attrs::new(), &[x, value])
+    }
+
+    /// `a + b`.
+    pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> Built {
+        self.b.set_label(&self.scoped("residual"));
+        self.jet(&ADD, Attrs::new(), &[a, b])
+    }
+
+    /// Root-mean-square norm over the last axis, with a weight of the layer.
+    pub(crate) fn norm(&mut self, x: ValueId, name: &str) -> Built {
+        let name = self.scoped(name);
+        self.norm_named(x, &name)
+    }
+
+    fn norm_named(&mut self, x: ValueId, name: &str) -> Built {
+        self.b.set_label(name);
+        let width = self.width(x)?;
+        let weight = self.weights.value(&mut self.b, &format!("{name}.weight"), &[width])?;
+        let eps = Attrs::new().with("eps", self.config.rms_norm_eps);
+        self.jet(&RMSNORM, eps, &[x, weight])
+    }
+
+    /// The length of the last axis, which every activation of a decoder knows.
+    fn width(&self, x: ValueId) -> Result<usize, ModelError> {
+        let axis = self.b.last_axis(x)?;
+        self.b.dim(x, axis)?.known().ok_or_else(|| {
+            ModelError::Graph(cyb_ir::IrError::Operand {
+                op: "width".into(),
+                facts: self.b.fact(x).to_string(),
+                why: "the width must be known".into(),
+            })
+        })
+    }
+
+    /// A projection of the layer, with its bias where the file has one: `[..., out]`.
+    pub(crate) fn linear(&mut self, x: ValueId, name: &str, out: usize) -> Built {
+        let name = self.scoped(name);
+        self.b.set_label(&name);
+        let width = self.width(x)?;
+        let weight = self.weights.value(&mut self.b, &format!("{name}.weight"), &[out, width])?;
+        let bias = format!("{name}.bias");
+        if self.weights.has(&bias) {
+            let bias = self.weights.value(&mut self.b, &bias, &[out])?;
+            return self.jet(&LINEAR, Attrs::new(), &[x, weight, bias]);
+        }
+        self.jet(&LINEAR, Attrs::new(), &[x, weight])
+    }
+
+    /// A projection into heads: `[T, heads, head_dim]`.
+    pub(crate) fn heads(&mut self, x: ValueId, name: &str, heads: usize) -> Built {
+        let head_dim = self.config.head_dim;
+        let y = self.linear(x, name, heads.saturating_mul(head_dim))?; // [T, heads * head_dim]
+        let tokens = self.b.dim(y, 0)?;
+        Ok(self.b.reshape(y, [tokens, heads.into(), head_dim.into()])?)
+    }
+
+    /// Turns queries or keys `[T, heads, head_dim]` by their positions.
+    pub(crate) fn rope(&mut self, x: ValueId, table: &RopeTable) -> Built {
+        self.b.set_label(&self.scoped("rope"));
+        let attrs = Attrs::new().with("style", table.style.name()).with("scale", table.scale);
+        self.jet(&ROPE, attrs, &[x, self.positions, table.frequencies])
+    }
+
+    /// Stores the layer's keys and values in its pools and attends over each token's sequence:
+    /// `[T, heads * head_dim]`.
+    pub(crate) fn attention(
+        &mut self,
+        q: ValueId, // [T, heads, head_dim]
+        k: ValueId, // [T, kv_heads, head_dim]
+        v: ValueId, // [T, kv_heads, head_dim]
+        how: &Attention,
+    ) -> Built {
+        self.b.set_label(&self.scoped("kv_cache"));
+        let keys = self.store("k", k)?; // [N, kv_heads, head_dim]
+        let values = self.store("v", v)?;
+        self.b.set_label(&self.scoped("attn"));
+        let attrs = Attrs::new()
+            .with("scale", how.scale)
+            .with("window", how.window.unwrap_or(0))
+            .with("softcap", 0.0)
+            .with("block", self.options.kv_block);
+        let given = [q, keys, values, self.tables, self.rows, self.positions];
+        let y = self.jet(&SDPA_PAGED, attrs, &given)?; // [T, heads, head_dim]
+        let tokens = self.b.dim(y, 0)?;
+        let width = self.config.num_attention_heads.saturating_mul(self.config.head_dim);
+        Ok(self.b.reshape(y, [tokens, width.into()])?)
+    }
+
+    fn store(&mut self, pool: &str, new: ValueId) -> Built {
+        let shape = [Dim::symbol("N"), self.b.dim(new, 1)?, self.b.dim(new, 2)?];
+        let fact = Fact::new(self.options.kv_dtype, shape);
+        let pool = self.b.state(&format!("{pool}.{}", self.layer), fact);
+        let stored = self.jet(&KV_CACHE, Attrs::new(), &[pool, self.slots, new])?;
+        self.b.update(pool, stored);
+        Ok(stored)
+    }
+
+    /// In the last layer, past its attention, tokens no longer depend on each other: only the rows
+    /// that logits are asked for go on, unless the hidden states are an output too.
+    pub(crate) fn narrow<const K: usize>(
+        &mut self,
+        xs: [ValueId; K],
+    ) -> Result<[ValueId; K], ModelError> {
+        let last = self.layer + 1 == self.config.num_hidden_layers;
+        if !last || self.options.last_hidden_state {
+            return Ok(xs);
+        }
+        self.narrowed = true;
+        let mut out = xs;
+        for x in &mut out {
+            *x = self.pick(*x)?;
+        }
+        Ok(out)
+    }
+
+    /// The rows that logits are asked for.
+    fn pick(&mut self, x: ValueId) -> Built {
+        self.b.set_label("logit_rows");
+        self.jet(&EMBEDDING, Attrs::new(), &[x, self.logit_rows])
+    }
+
+    /// Gated feed-forward: `down(gate(x) * up(x))`.
+    pub(crate) fn feed_forward(&mut self, x: ValueId, gate: Gate) -> Built {
+        let (inner, outer) = (self.config.intermediate_size, self.config.hidden_size);
+        let g = self.linear(x, "ffn_gate", inner)?;
+        let up = self.linear(x, "ffn_up", inner)?;
+        self.b.set_label(&self.scoped("ffn_act"));
+        let h = match gate {
+            Gate::Silu => self.jet(&SWIGLU, Attrs::new(), &[g, up])?,
+            Gate::GeluTanh => {
+                self.jet(&GEGLU, Attrs::new().with("approximate", "tanh"), &[g, up])?
+            }
+        };
+        self.linear(h, "ffn_down", outer)
+    }
+
+    /// The final norm and the output head.
+    ///
+    /// The head is `output.weight` where the file has it and the embedding where not, whatever the
+    /// configuration says: converters write the tensors that the model was run with.
+    pub(crate) fn head(&mut self, x: ValueId) -> Result<(), ModelError> {
+        let mut h = self.norm_named(x, "output_norm")?;
+        if self.options.last_hidden_state {
+            self.b.output(inputs::LAST_HIDDEN_STATE, h); // [T, hidden]
+        }
+        let separate = self.weights.has("output.weight");
+        if self.config.tie_word_embeddings == Some(separate) {
+            let (says, has) = if separate { ("shared", "its own") } else { ("its own", "no own") };
+            self.notes.push(format!(
+                "the configuration says the output head is {says}, but the file has {has} \
+                 output.weight; the file decides"
+            ));
+        }
+        let shape = [self.config.vocab_size, self.config.hidden_size];
+        let table = match separate {
+            true => self.weights.value(&mut self.b, "output.weight", &shape)?,
+            false => self.embedding()?,
+        };
+        if !self.options.logits {
+            return Ok(());
+        }
+        if !self.narrowed {
+            h = self.pick(h)?; // [L, hidden]
+        }
+        self.b.set_label("output");
+        let logits = self.jet(&LINEAR, Attrs::new(), &[h, table])?; // [L, vocab]
+        self.b.output(inputs::LOGITS, logits);
+        Ok(())
+    }
+
+    /// The graph, its weights and what was noticed.
+    pub(crate) fn finish(self) -> (Graph, Weights<'a>, Vec<String>) {
+        (self.b.finish(), self.weights, self.notes)
+    }
+}
+
+fn constant(shape: Vec<usize>, values: &[f32]) -> Result<Tensor, ModelError> {
+    let fail = |e: TensorError| ModelError::Graph(cyb_ir::IrError::Illegal(e.to_string()));
+    Tensor::from_f32(shape, values).map_err(fail)
+}

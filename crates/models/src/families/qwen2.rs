@@ -1,0 +1,61 @@
+//! Qwen2 and Qwen2.5: a Llama with biases on query, key and value.
+//!
+//! Qwen2: <https://arxiv.org/abs/2407.10671>, Qwen2.5: <https://arxiv.org/abs/2412.15115>.
+//! Reference: `Qwen2ForCausalLM` of Hugging Face transformers.
+
+use cyb_ir::ValueId;
+
+use crate::config::Config;
+use crate::decoder::{Attention, Decoder, Gate};
+use crate::registry::{Sampling, Source};
+use crate::rope::Style;
+use crate::{Family, ModelError, Template};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "qwen2",
+    names: &["qwen2"],
+    template: Template::TextDecoder,
+    // generation_config.json of Qwen2.5-Instruct.
+    sampling: Sampling {
+        temperature: 0.7,
+        top_k: 20,
+        top_p: 0.8,
+        repetition_penalty: 1.05,
+        ..Sampling::PLAIN
+    },
+    build: |source| {
+        let config = from_gguf(&source)?;
+        source.decoder(&config, |m| graph(&config, m))
+    },
+};
+
+fn from_gguf(source: &Source) -> Result<Config, ModelError> {
+    Config::from_gguf(&source.keys, &source.weights, Style::Half, 10_000.0)
+}
+
+fn graph(config: &Config, m: &mut Decoder) -> Result<ValueId, ModelError> {
+    let &Config { hidden_size, num_attention_heads, num_key_value_heads, head_dim, .. } = config;
+    let attention = Attention { scale: 1.0 / (head_dim as f64).sqrt(), window: None };
+    let rope = m.rope_table(&config.rope)?;
+
+    let mut x = m.embed()?; // [T, hidden]
+    for layer in 0..config.num_hidden_layers {
+        m.start_layer(layer);
+        let h = m.norm(x, "attn_norm")?;
+        m.require(["attn_q.bias", "attn_k.bias", "attn_v.bias"])?;
+        let q = m.heads(h, "attn_q", num_attention_heads)?; // [T, heads, head_dim]
+        let k = m.heads(h, "attn_k", num_key_value_heads)?; // [T, kv_heads, head_dim]
+        let v = m.heads(h, "attn_v", num_key_value_heads)?;
+        let q = m.rope(q, &rope)?;
+        let k = m.rope(k, &rope)?;
+        let a = m.attention(q, k, v, &attention)?; // [T, heads * head_dim]
+        let [residual, a] = m.narrow([x, a])?;
+        let o = m.linear(a, "attn_output", hidden_size)?;
+        x = m.add(residual, o)?;
+
+        let h = m.norm(x, "ffn_norm")?;
+        let f = m.feed_forward(h, Gate::Silu)?; // [T, hidden]
+        x = m.add(x, f)?;
+    }
+    Ok(x)
+}

@@ -1,0 +1,48 @@
+//! Models as graphs. A family of architectures is one file that reads like its paper; the registry
+//! finds the family of a model file and builds its graph.
+//!
+//! A family says what is computed out of which tensors, and nothing of where or how: it names no
+//! device, no backend, no storage format of weights.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod decoder;
+mod error;
+mod families;
+mod keys;
+mod options;
+mod registry;
+pub mod rope;
+mod synthetic;
+mod weights;
+
+pub use config::Config;
+pub use error::ModelError;
+pub use options::GraphOptions;
+pub use registry::{FAMILIES, Family, Sampling, Summary, Template, TextModel, build, find};
+pub use synthetic::synthetic;
+
+/// Names of a text decoder's inputs and outputs. States are `k.{layer}` and `v.{layer}`, the pools
+/// of keys and values: `[N, kv_heads, head_dim]`, where N is the number of slots.
+pub mod inputs {
+    /// `I32[T]`: token ids.
+    pub const TOKENS: &str = "tokens";
+    /// `I32[T]`: the position of each token in its sequence.
+    pub const POSITIONS: &str = "positions";
+    /// `I32[T]`: the pool slot where each token's key and value are stored.
+    pub const SLOTS: &str = "slots";
+    /// `I32[T]`: the row of `tables` of each token's sequence.
+    pub const ROWS: &str = "rows";
+    /// `I32[R, M]`: the pool blocks of each sequence, in order.
+    pub const TABLES: &str = "tables";
+    /// `I32[L]`: which of the T tokens need logits.
+    pub const LOGIT_ROWS: &str = "logit_rows";
+    /// Output `F32[L, vocab]`.
+    pub const LOGITS: &str = "logits";
+    /// Output `F32[T, hidden]`, after the final norm.
+    pub const LAST_HIDDEN_STATE: &str = "last_hidden_state";
+}
+
+#[cfg(test)]
+mod tests;
