@@ -18,7 +18,7 @@ pub enum ModelError {
         file.display()
     )]
     UnknownArchitecture { file: PathBuf, name: String, nearest: &'static str, supported: String },
-    #[error("{}: the file holds {what}, which is no text model; give the model itself", file.display())]
+    #[error("{}: metadata 'general.type' is {what}, so this is no model; give the model itself", file.display())]
     NotAModel { file: PathBuf, what: String },
     #[error(
         "{}: metadata '{key}' = {value} may change what the model computes, and the {family} family \
