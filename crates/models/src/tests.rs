@@ -224,7 +224,10 @@ fn keys_that_may_change_the_result_are_errors() {
     fails("llama2", "llama.attention.causal", false.into(), "only true is supported");
     fails("llama2", "general.type", "adapter".into(), "adapter");
     fails("llama2", "llama.context_length", "long".into(), "size");
-    fails("llama3", "llama.rope.scaling.type", "none".into(), "none");
+
+    let mut twice = golden("llama3");
+    twice.metadata.insert("llama.rope.scaling.factor", 2f32);
+    assert!(error(&twice).contains("the file also has rope_freqs.weight"), "{}", error(&twice));
 }
 
 #[test]
