@@ -8,6 +8,7 @@ use cyb_tensor::MapError;
 use crate::gguf::{GgufError, SplitError};
 use crate::metadata::MetadataError;
 use crate::npz::NpzError;
+use crate::onnx::OnnxError;
 use crate::safetensors::SafetensorsError;
 use crate::text::Excerpt;
 
@@ -31,6 +32,8 @@ pub enum FormatError {
     Safetensors { path: PathBuf, problem: SafetensorsError },
     #[error("{}: {problem}", path.display())]
     Npz { path: PathBuf, problem: NpzError },
+    #[error("{}: {problem}", path.display())]
+    Onnx { path: PathBuf, problem: OnnxError },
     #[error("{}: there is no tensor {}{hint}", path.display(), Excerpt(name))]
     NoTensor { path: PathBuf, name: String, hint: String },
     #[error("cannot write {}: {problem}", path.display())]

@@ -16,6 +16,7 @@ mod metadata;
 mod model_file;
 mod npy;
 pub mod npz;
+pub mod onnx;
 mod safetensors;
 mod sniff;
 mod text;

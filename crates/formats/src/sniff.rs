@@ -74,7 +74,10 @@ pub fn sniff(bytes: &[u8]) -> Sniffed {
         return foreign("a tar archive", UNPACK);
     }
     if is_onnx(head) {
-        return foreign("an ONNX graph, which this version does not read", CONVERT);
+        return foreign(
+            "an ONNX graph: it has operators instead of an architecture",
+            "run it with `forward` or `detect`",
+        );
     }
     if head.iter().all(|&b| b == 0) {
         return foreign("all zeros at its start: an unfinished download", FETCH);
