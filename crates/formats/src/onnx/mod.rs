@@ -262,7 +262,13 @@ impl Store {
             .initializer
             .iter()
             .map(|t| t.name.as_str())
-            .chain(proto.sparse_initializer.iter().filter_map(|t| t.values.as_ref()).map(|v| v.name.as_str()))
+            .chain(
+                proto
+                    .sparse_initializer
+                    .iter()
+                    .filter_map(|t| t.values.as_ref())
+                    .map(|v| v.name.as_str()),
+            )
             .collect();
         let mut scope = Scope { names, outer: Some(outer) };
         let mut inputs = Vec::new();

@@ -45,9 +45,13 @@ pub enum TensorProblem {
     Complex(Elem),
     #[error("dimension {0} is negative; the file is damaged")]
     Negative(i64),
-    #[error("shape {shape:?} of {elem} takes more bytes than can be addressed; the file is damaged")]
+    #[error(
+        "shape {shape:?} of {elem} takes more bytes than can be addressed; the file is damaged"
+    )]
     Overflow { elem: Elem, shape: Vec<usize> },
-    #[error("shape {shape:?} of {elem} takes {want} bytes, but there are {got}; the file is damaged")]
+    #[error(
+        "shape {shape:?} of {elem} takes {want} bytes, but there are {got}; the file is damaged"
+    )]
     Bytes { elem: Elem, shape: Vec<usize>, want: usize, got: usize },
     #[error("shape {shape:?} has {want} elements, but there are {got}; the file is damaged")]
     Elements { shape: Vec<usize>, want: usize, got: usize },
@@ -57,7 +61,9 @@ pub enum TensorProblem {
     Outside(String),
     #[error("its data is in '{file}': {problem}")]
     File { file: String, problem: String },
-    #[error("bytes {offset} to {offset} + {len} are not inside '{file}' ({have} bytes); fetch it again")]
+    #[error(
+        "bytes {offset} to {offset} + {len} are not inside '{file}' ({have} bytes); fetch it again"
+    )]
     Range { file: String, offset: u64, len: u64, have: usize },
     #[error("the external data has {0}; the file is damaged")]
     Key(String),
@@ -105,7 +111,8 @@ impl Store {
             return Err(wrong(bytes.len()));
         }
         let bytes = if elem.is_plain() { bytes } else { widen(elem, bytes.as_slice(), count) };
-        let tensor = Tensor::new(dtype, shape.clone(), bytes).map_err(|_| overflow(elem, &shape))?;
+        let tensor =
+            Tensor::new(dtype, shape.clone(), bytes).map_err(|_| overflow(elem, &shape))?;
         Ok(Constant::Tensor { elem, tensor })
     }
 
@@ -119,9 +126,8 @@ impl Store {
     }
 
     fn external(&mut self, proto: &TensorProto, want: usize) -> Result<Bytes, TensorProblem> {
-        let key = |key: &str| {
-            proto.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str())
-        };
+        let key =
+            |key: &str| proto.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
         let number = |name: &str| match key(name) {
             None => Ok(None),
             Some(text) => text
