@@ -8,6 +8,7 @@
 mod models;
 mod shell;
 mod steps;
+mod tidy;
 
 use std::env;
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   test [--all]                 format, lints, tidy, every test; --all adds the large models
   models [NAME...] [--all]     fetch the models that the tests use, those named, or all
   models --list                what there is, and what is here
+  tidy                         the rules of ARCHITECTURE.md and STYLE.md that a program can check
   golden [SCRIPT...]           make the golden values anew (golden/*.py) in an own environment
 ";
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         ["models", "--all"] => models::fetch_where(|_| true),
         ["models"] => models::fetch_where(|model| model.set == cyb_zoo::Set::Test),
         ["models", names @ ..] if !has_option(names) => models::fetch_named(names),
+        ["tidy"] => tidy::tidy(),
         ["golden", names @ ..] if !has_option(names) => steps::golden(names),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");

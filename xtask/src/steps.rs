@@ -8,6 +8,7 @@ use std::time::Instant;
 use cyb_zoo::{ALL_MODELS_VAR, DEMO, Set};
 
 use crate::shell::{cargo, root, run, target_dir};
+use crate::tidy::tidy;
 use crate::{Failure, models};
 
 /// How long each fuzz test runs; a plain `cargo test` gives them two seconds.
@@ -30,6 +31,7 @@ pub(crate) fn demo(words: &[&str]) -> Result<(), Failure> {
 /// Everything that must hold before a change lands. `all` adds the large models.
 pub(crate) fn test(all: bool) -> Result<(), Failure> {
     step("format", || run("cargo fmt --check", cargo(["fmt", "--all", "--check"])))?;
+    step("tidy", tidy)?;
     step("models", || match all {
         true => models::fetch_where(|model| model.set != Set::Extra),
         false => models::fetch_where(|model| model.set == Set::Test),

@@ -138,10 +138,10 @@ impl Unify<'_> {
     }
 
     fn op(&mut self, p: &Op, v: &Op) -> bool {
-        match (p, v) {
-            (Op::Atom(Atom::Read(p)), Op::Atom(Atom::Read(v))) => self.read(p, v),
-            _ => p == v,
+        if let (Op::Atom(Atom::Read(p)), Op::Atom(Atom::Read(v))) = (p, v) {
+            return self.read(p, v);
         }
+        p == v
     }
 
     fn read(&mut self, p: &Read, v: &Read) -> bool {

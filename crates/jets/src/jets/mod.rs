@@ -1,3 +1,5 @@
+//! One file for each jet, or for a few that share their definition.
+
 mod activation;
 mod arithmetic;
 mod embedding;
