@@ -62,12 +62,12 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
         if let Some(header) = line.strip_prefix('[') {
             inside = header.trim_end_matches(']').ends_with("dependencies");
             dev = header.contains("dev-dependencies");
-        } else if inside && !line.starts_with('#') {
-            if let Some((key, definition)) = line.split_once('=') {
-                let name = key.trim().trim_end_matches(".workspace");
-                found.push(Dependency { line: index + 1, name, definition: line, dev });
-                debug_assert!(!definition.is_empty());
-            }
+        } else if inside
+            && !line.starts_with('#')
+            && let Some((key, _)) = line.split_once('=')
+        {
+            let name = key.trim().trim_end_matches(".workspace");
+            found.push(Dependency { line: index + 1, name, definition: line, dev });
         }
     }
     found
