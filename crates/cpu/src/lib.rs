@@ -1,7 +1,21 @@
 //! The CPU backend.
 //!
-//! Kernels are written once over [`cyb_simd::Isa`] and run by a [`team::Team`] of threads. Work is
-//! cut into units that do not depend on the number of threads, and each unit is computed the same
-//! way by whoever takes it, so that results never depend on the machine's load.
+//! A program is a list of steps that a [`team::Team`] of threads walks together: every worker enters
+//! every step, takes units of its work until none is left, and waits for the others. Kernels are
+//! written once over [`cyb_simd::Isa`]. Units do not depend on the number of threads, and each is
+//! computed the same way by whoever takes it, so that results never depend on the machine's load.
 
+mod atoms;
+mod buffer;
+mod io;
+mod kernel;
+mod kernels;
+pub mod matmul;
+pub mod memory;
+mod program;
 pub mod team;
+
+pub use program::CpuBackend;
+
+#[cfg(test)]
+mod tests;

@@ -40,6 +40,9 @@ pub static JETS: &[&Jet] = &[
     &KV_CACHE,
     &SDPA,
     &SDPA_PAGED,
+    &LINEAR_ADD,
+    &LINEAR_MANY,
+    &GATED_LINEAR,
 ];
 
 /// The jet with this name.

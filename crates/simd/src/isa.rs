@@ -30,7 +30,7 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// `init` must hold `-SIGNED_BIAS * sum(x)`.
     const SIGNED_BIAS: i32;
 
-    /// Columns of a register tile of 16 rows that fit the registers in an int8 product.
+    /// Columns of a register tile of 16 rows that fit the registers in an int8 product: 4, 8 or 12.
     const TILE_COLUMNS: usize;
 
     /// 16 floats.

@@ -70,3 +70,41 @@ pub fn tanh<S: Isa>(s: S, x: S::F) -> S::F {
     let small = s.fma(s.mul(p, z), x, x);
     s.select_gt(s.splat(0.625), a, small, large)
 }
+
+/// `erf(x)` within 3e-7, by formula 7.1.26 of Abramowitz and Stegun.
+#[inline(always)]
+pub fn erf<S: Isa>(s: S, x: S::F) -> S::F {
+    let one = s.splat(1.0);
+    let a = s.abs(x);
+    let t = s.div(one, s.fma(a, s.splat(0.327_591_1), one));
+    let mut p = s.splat(1.061_405_4);
+    for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+        p = s.fma(p, t, s.splat(c));
+    }
+    let tail = s.mul(s.mul(p, t), exp(s, s.neg(s.mul(a, a))));
+    let magnitude = s.sub(one, tail);
+    let sign = s.and_i(s.bits(x), s.splat_i(i32::MIN));
+    s.float_bits(s.or_i(s.bits(magnitude), sign))
+}
+
+/// `x / 2 * (1 + erf(x / sqrt(2)))`.
+#[inline(always)]
+pub fn gelu_erf<S: Isa>(s: S, x: S::F) -> S::F {
+    let e = erf(s, s.mul(x, s.splat(std::f32::consts::FRAC_1_SQRT_2)));
+    s.mul(s.mul(x, s.splat(0.5)), s.add(e, s.splat(1.0)))
+}
+
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
+#[inline(always)]
+pub fn gelu_tanh<S: Isa>(s: S, x: S::F) -> S::F {
+    let cube = s.mul(s.mul(x, x), x);
+    let inner = s.fma(cube, s.splat(0.044_715), x);
+    let t = tanh(s, s.mul(inner, s.splat(0.797_884_56)));
+    s.mul(s.mul(x, s.splat(0.5)), s.add(t, s.splat(1.0)))
+}
+
+/// `x * sigmoid(1.702 x)`.
+#[inline(always)]
+pub fn gelu_quick<S: Isa>(s: S, x: S::F) -> S::F {
+    s.mul(x, sigmoid(s, s.mul(x, s.splat(1.702))))
+}

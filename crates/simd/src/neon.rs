@@ -22,6 +22,7 @@ impl Neon {
 }
 
 #[target_feature(enable = "neon,dotprod")]
+#[inline(never)]
 fn enter<Op: SimdOp>(s: Neon, op: Op) -> Op::Output {
     op.eval(s)
 }

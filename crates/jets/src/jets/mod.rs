@@ -3,6 +3,7 @@
 mod activation;
 mod arithmetic;
 mod embedding;
+mod fused;
 mod gated;
 mod kv_cache;
 mod layout;
@@ -16,6 +17,7 @@ mod sdpa_paged;
 pub use activation::{GELU, RELU, SIGMOID, SILU, SOFTMAX, TANH};
 pub use arithmetic::{ADD, CLAMP, MUL, SUB};
 pub use embedding::EMBEDDING;
+pub use fused::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 pub use gated::{GEGLU, SWIGLU};
 pub use kv_cache::KV_CACHE;
 pub use layout::{CONCAT, PERMUTE, RESHAPE, SPLIT, TRANSPOSE};

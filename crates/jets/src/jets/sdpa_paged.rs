@@ -145,7 +145,9 @@ fn define(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {
     let weights = b.unsqueeze(weights, 4)?;
     let weighted = b.mul(weights, values)?; // [T, L, G, H/G, E]
     let y = b.sum(weighted, &[1])?; // [T, G, H/G, E]
-    let sum = b.reshape(sum, b.shape(y)[..3].to_vec().into_iter().chain([1.into()]))?;
+    let mut kept = b.shape(y).to_vec();
+    kept[3] = 1.into();
+    let sum = b.reshape(sum, kept)?;
     let y = b.div(y, sum)?;
     Ok(vec![b.reshape(y, [t, heads, e])?])
 }

@@ -34,11 +34,13 @@ pub struct Sums {
 }
 
 #[target_feature(enable = "avx,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+#[inline(never)]
 fn enter<Op: SimdOp>(s: Avx2<false>, op: Op) -> Op::Output {
     op.eval(s)
 }
 
 #[target_feature(enable = "avx,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt,avxvnni")]
+#[inline(never)]
 fn enter_vnni<Op: SimdOp>(s: Avx2<true>, op: Op) -> Op::Output {
     op.eval(s)
 }

@@ -25,6 +25,7 @@ impl Avx512Vnni {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 #[target_feature(enable = "bmi1,bmi2,lzcnt,popcnt")]
+#[inline(never)]
 fn enter<Op: SimdOp>(s: Avx512Vnni, op: Op) -> Op::Output {
     op.eval(s)
 }

@@ -1,0 +1,213 @@
+//! Products with weights: `linear` and the jets fused from it.
+//!
+//! One step does all products of one input: it prepares the input once (quantised to 8 bits where
+//! any weight wants that, gated where the jet says so), waits for all workers, and multiplies.
+
+use std::sync::Arc;
+
+use cyb_exec::{Call, ExecError};
+use cyb_ir::ValueId;
+use cyb_simd::AnyIsa;
+use cyb_tensor::{Class, DType};
+
+use super::attrs_of;
+use crate::io::{Io, PHASES, RawTensor};
+use crate::kernel::{Build, Kernel, Row};
+use crate::matmul::{
+    ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, Source,
+    matmul,
+};
+
+pub(crate) static ROWS: &[Row] = &[
+    Row { op: "linear", name: "linear", supports: |c| fits(c, 0, 1..2), build: build_linear },
+    Row {
+        op: "linear_add",
+        name: "linear_add",
+        supports: |c| fits(c, 0, 1..2),
+        build: build_linear_add,
+    },
+    Row { op: "linear_many", name: "linear_many", supports: many_fits, build: build_many },
+    Row {
+        op: "gated_linear",
+        name: "gated_linear",
+        supports: |c| fits(c, 0, 2..3),
+        build: build_gated,
+    },
+];
+
+/// Whether the inputs in `weights` are fixed matrices this backend packs, and the input at `x` has
+/// whole blocks where they are quantised.
+fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
+    let packs = |d: DType| match d.class() {
+        Class::Quantized | Class::Float => true,
+        Class::Bool | Class::Int => false,
+    };
+    let of_floats = call
+        .inputs
+        .iter()
+        .enumerate()
+        .all(|(i, f)| weights.contains(&i) || (f.dtype == DType::F32));
+    call.inputs[x].dtype == DType::F32
+        && of_floats
+        && weights.clone().all(|i| call.fixed[i] && packs(call.inputs[i].dtype))
+}
+
+fn many_weights(call: &Call<'_>) -> std::ops::Range<usize> {
+    let with_bias = attrs_of(call.op).flag("bias").unwrap_or(false);
+    let rest = call.inputs.len() - 1;
+    1..1 + if with_bias { rest / 2 } else { rest }
+}
+
+fn many_fits(call: &Call<'_>) -> bool {
+    let weights = many_weights(call);
+    let biases_fixed = call.fixed[weights.end..].iter().all(|f| *f);
+    weights.len() <= PHASES && biases_fixed && fits(call, 0, weights)
+}
+
+fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let weights = vec![b.pack(b.node.inputs[1])?];
+    let bias = b.node.inputs.get(2).map(|_| 2);
+    Ok(Box::new(Linear { weights, biases: vec![bias], gate: None, residual: None, isa: b.isa }))
+}
+
+fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let weights = vec![b.pack(b.node.inputs[1])?];
+    Ok(Box::new(Linear { weights, biases: vec![None], gate: None, residual: Some(2), isa: b.isa }))
+}
+
+fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let range = many_weights(&Call::of(b.graph, b.node));
+    let count = range.len();
+    let with_bias = b.node.inputs.len() > range.end;
+    let ids: Vec<ValueId> = b.node.inputs[range.clone()].to_vec();
+    let weights = ids.into_iter().map(|v| b.pack(v)).collect::<Result<Vec<_>, _>>()?;
+    let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
+    Ok(Box::new(Linear { weights, biases, gate: None, residual: None, isa: b.isa }))
+}
+
+fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let weights = vec![b.pack(b.node.inputs[2])?];
+    let gate = match attrs_of(&b.node.op).text("activation")? {
+        "tanh" => Gate::GeluTanh,
+        "none" => Gate::GeluErf,
+        "quick" => Gate::GeluQuick,
+        _ => Gate::Silu,
+    };
+    let residual = b.node.inputs.get(3).map(|_| 3);
+    Ok(Box::new(Linear { weights, biases: vec![None], gate: Some(gate), residual, isa: b.isa }))
+}
+
+#[derive(Debug)]
+struct Linear {
+    weights: Vec<Arc<PackedMatrix>>,
+    /// Input number of each product's bias.
+    biases: Vec<Option<usize>>,
+    /// The activation of input 0, which input 1 is multiplied with.
+    gate: Option<Gate>,
+    /// Input number of what the product is added to.
+    residual: Option<usize>,
+    isa: AnyIsa,
+}
+
+impl Linear {
+    fn k(&self) -> usize {
+        self.weights[0].k()
+    }
+
+    fn quantizes(&self) -> bool {
+        self.weights.iter().any(|w| w.takes_quantized())
+    }
+
+    /// Whether gated values are needed as floats.
+    fn gates_floats(&self) -> bool {
+        self.gate.is_some() && self.weights.iter().any(|w| !w.takes_quantized())
+    }
+
+    /// Scratch bytes of the quantised rows, then of gated floats.
+    fn parts(&self, rows: usize) -> (usize, usize) {
+        let quantized = if self.quantizes() { Activations::bytes(rows, self.k()) } else { 0 };
+        let floats = if self.gates_floats() { rows * self.k() * size_of::<f32>() } else { 0 };
+        (quantized, floats)
+    }
+}
+
+impl Kernel for Linear {
+    fn scratch(&self, limits: &[RawTensor]) -> usize {
+        let x = &limits[0];
+        let rows = x.dims[..x.rank - 1].iter().product();
+        let (quantized, floats) = self.parts(rows);
+        quantized + floats
+    }
+
+    fn run(&self, io: &Io<'_>) -> Result<(), String> {
+        let k = self.k();
+        let x = io.slice::<f32>(0);
+        let rows: usize = io.dims(0)[..io.dims(0).len() - 1].iter().product();
+        if rows == 0 {
+            return Ok(());
+        }
+        let (quantized_bytes, float_bytes) = self.parts(rows);
+        let scratch = io.scratch::<u8>();
+        // SAFETY: the step's scratch is aligned and as large as `scratch` asked for; workers write
+        // disjoint rows of it below, and read after the barrier.
+        let quantized = self
+            .quantizes()
+            .then(|| unsafe { ActivationRows::over(scratch.start(), quantized_bytes, rows, k) });
+
+        if let Some(residual) = self.residual {
+            let from = io.slice::<f32>(residual);
+            let share = io.worker.share(from.len());
+            // SAFETY: shares are disjoint.
+            let to = unsafe { io.output::<f32>(0).range(share.start, share.len()) };
+            to.copy_from_slice(&from[share]);
+        }
+        if let Some(quantized) = &quantized {
+            let source = match self.gate {
+                None => Source::Plain(x),
+                Some(gate) => Source::Gated { gate: x, up: io.slice(1), activation: gate },
+            };
+            // SAFETY: every worker does so with the same arguments; a barrier follows.
+            unsafe { quantized.quantize(self.isa, source, k, io.worker) };
+        }
+        let mut floats = x;
+        if self.gates_floats() {
+            let up = io.slice::<f32>(1);
+            let share = io.worker.share(rows);
+            // SAFETY: rows are disjoint; the part lies behind the quantised rows.
+            let (mine, all) = unsafe {
+                let start = scratch.start().add(quantized_bytes).cast::<f32>();
+                let len = share.len() * k;
+                (
+                    std::slice::from_raw_parts_mut(start.add(share.start * k), len),
+                    std::slice::from_raw_parts(start, float_bytes / size_of::<f32>()),
+                )
+            };
+            let range = share.start * k..share.end * k;
+            if let Some(gate) = self.gate {
+                gate.multiply(self.isa, &x[range.clone()], &up[range], mine);
+            }
+            floats = all;
+        }
+        io.worker.barrier();
+
+        for (i, (weight, bias)) in self.weights.iter().zip(&self.biases).enumerate() {
+            let input = match &quantized {
+                Some(rows) if weight.takes_quantized() => Input::Quantized(*rows),
+                _ => Input::Float(FloatRows { values: floats, stride: k, rows }),
+            };
+            let out = io.output::<f32>(i);
+            let epilogue = Epilogue {
+                bias: bias.map(|input| io.slice::<f32>(input)),
+                accumulate: self.residual.is_some(),
+            };
+            // SAFETY: the output is this step's; every worker calls this with the same arguments
+            // and a counter of its own.
+            unsafe {
+                let out = Output::from_raw(out.start(), out.len(), weight.n());
+                let counter = io.counter(i);
+                matmul(self.isa, weight, input, out, epilogue, io.worker, counter);
+            }
+        }
+        Ok(())
+    }
+}

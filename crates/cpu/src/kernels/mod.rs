@@ -1,0 +1,37 @@
+//! Kernels, one file per family of operations.
+
+pub(crate) mod attention;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(crate) mod kv_cache;
+pub(crate) mod linear;
+pub(crate) mod normalization;
+pub(crate) mod rope;
+pub(crate) mod views;
+
+use cyb_exec::Call;
+use cyb_ir::{Attrs, Op};
+use cyb_tensor::{Class, DType};
+
+/// The attributes of a jet call; atoms have none.
+pub(crate) fn attrs_of(op: &Op) -> Attrs {
+    match op {
+        Op::Jet(_, attrs) => attrs.clone(),
+        Op::Atom(_) => Attrs::new(),
+    }
+}
+
+/// Whether every operand of a call is `F32`.
+pub(crate) fn all_f32(call: &Call<'_>) -> bool {
+    call.inputs.iter().chain(&call.outputs).all(|f| f.dtype == DType::F32)
+}
+
+/// Elements as `f32`, from any float or quantised storage.
+pub(crate) fn decode_row(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), String> {
+    cyb_tensor::quant::decode(dtype, bytes, out).map_err(|e| e.to_string())
+}
+
+/// Whether [`decode_row`] takes a dtype.
+pub(crate) fn decodes(dtype: DType) -> bool {
+    matches!(dtype.class(), Class::Float | Class::Quantized)
+}

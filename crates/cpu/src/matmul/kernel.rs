@@ -1,0 +1,422 @@
+//! Products of one tile of 16 weight rows with a tile of quantised activation rows.
+//!
+//! For every group of values that share a scale: an exact integer dot product, one conversion, one
+//! fused multiply-add with `weight scale * activation scale`, then for formats with minima one
+//! with `min * (scale * sum)`; groups in order. The order is the same for every number of
+//! activation rows, instruction set and way of unpacking, so the result of a row of activations
+//! depends on nothing but that row.
+
+use std::mem::MaybeUninit;
+
+use cyb_simd::{Isa, IsaKind, LANES, SimdOp, fold_every};
+use cyb_tensor::{DType, quant};
+
+use super::activations::{ActivationRows, BLOCK, INTERLEAVE, TilePtr, offset_table};
+use super::codec::{Codec, ROWS, STEP, Unpacked};
+
+/// Groups of interleaved rows in the widest register tile.
+const MAX_GROUPS: usize = 3;
+/// 32-blocks that are unpacked at a time; with 8 KiB of codes they stay in the first-level cache.
+pub(super) const STRETCH: usize = 16;
+/// Activation rows that are multiplied with an unpacked stretch before the next one.
+pub(super) const TOKENS: usize = 256;
+/// Rows that the streaming product [`few`] takes.
+pub(super) const FEW: usize = 2;
+
+/// The part of a format that the product depends on once codes are unpacked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) group: usize,
+    pub(super) fold: usize,
+    pub(super) signed: bool,
+    pub(super) mins: bool,
+    /// Table of [`ActivationRows`] with what dot products start from.
+    pub(super) table: Option<usize>,
+}
+
+impl Shape {
+    pub(super) const fn of<S: Isa, C: Codec>() -> Shape {
+        Shape {
+            group: C::GROUP,
+            fold: if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) },
+            signed: C::SIGNED,
+            mins: C::MINS,
+            table: offset_table(C::OFFSET + if C::SIGNED { S::SIGNED_BIAS } else { 0 }, C::GROUP),
+        }
+    }
+}
+
+impl Shape {
+    /// Of formats that stay in the file's blocks: codes are signed bytes.
+    pub(super) fn native<S: Isa>(dtype: DType) -> Shape {
+        let group = quant::group_size(dtype);
+        Shape {
+            group,
+            fold: 8,
+            signed: true,
+            mins: quant::has_offsets(dtype),
+            table: offset_table(S::SIGNED_BIAS, group),
+        }
+    }
+}
+
+/// Whether dot products start from something other than 0.
+const fn has_init<S: Isa, C: Codec>() -> bool {
+    C::OFFSET != 0 || C::SIGNED && S::SIGNED_BIAS != 0
+}
+
+/// Whether loops over steps are written out, for immediate shifts and registers that stay put.
+/// Without vector registers it would only make more code.
+const fn unrolled<S: Isa>() -> bool {
+    !matches!(S::KIND, IsaKind::Portable)
+}
+
+/// Executes a block with literals in place of the loop variable, where that pays.
+macro_rules! unroll {
+    ($s:ident: $i:ident in 0..$n:expr; $body:block) => {
+        if const { unrolled::<$s>() } {
+            unroll!(@ $i $n; $body 0 1 2 3 4 5 6 7);
+        } else {
+            for $i in 0..$n $body
+        }
+    };
+    (@ $i:ident $n:expr; $body:block $($l:literal)*) => {
+        $(if const { $l < $n } { let $i: usize = $l; $body })*
+    };
+}
+
+/// Adds the products of one 32-block to `acc`. `T` rows, interleaved by `I`.
+///
+/// # Safety
+/// The block is inside the tile and the activations.
+#[inline(always)]
+unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
+    s: S,
+    w: C,
+    head: C::Head<S>,
+    x: &[TilePtr; MAX_GROUPS],
+    block: usize,
+    j: usize,
+    acc: &mut [S::F; T],
+) {
+    let groups = BLOCK / C::GROUP;
+    let steps = C::GROUP / 4;
+    let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
+    let init = |t: usize, half: usize| {
+        if !const { has_init::<S, C>() } {
+            return 0;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
+    };
+    let mut dots = [s.dot_start(0); T];
+    unroll!(S: g in 0..8; {
+        let half = g / steps;
+        if g % steps == 0 {
+            for (t, dot) in dots.iter_mut().enumerate() {
+                *dot = s.dot_start(init(t, half));
+            }
+        }
+        // SAFETY: the caller's contract.
+        let codes = unsafe { w.codes(s, block, j, g) };
+        for (t, dot) in dots.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            let xs = unsafe { s.load_x(x[t / I].codes.add((block * I + t % I) * BLOCK + 4 * g)) };
+            *dot = if C::SIGNED {
+                s.dot_signed(*dot, codes, xs)
+            } else {
+                s.dot_unsigned(*dot, codes, xs)
+            };
+        }
+        if (g + 1) % steps == 0 {
+            // SAFETY: the caller's contract.
+            let scale = unsafe { w.scale(s, head, block, half) };
+            for (t, acc) in acc.iter_mut().enumerate() {
+                let sum = s.to_float(s.dot_finish(dots[t], init(t, half)));
+                // SAFETY: the caller's contract.
+                let xs = s.splat(unsafe { *x[t / I].scales.add(block * I + t % I) });
+                *acc = s.fma(sum, s.mul(scale, xs), *acc);
+            }
+            if C::MINS {
+                // SAFETY: the caller's contract.
+                let min = unsafe { w.min(s, head, block, half) };
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    // SAFETY: the caller's contract.
+                    let sum = s.splat(unsafe {
+                        if C::GROUP == BLOCK {
+                            *x[t / I].sums32.add(block * I + t % I)
+                        } else {
+                            *x[t / I].sums16.add((block * 2 + half) * I + t % I)
+                        }
+                    });
+                    *acc = s.fma(min, sum, *acc);
+                }
+            }
+        } else if (g + 1) % fold == 0 {
+            for dot in &mut dots {
+                *dot = s.dot_fold(*dot);
+            }
+        }
+    });
+}
+
+/// Adds the products of `blocks` 32-blocks to `acc`.
+///
+/// # Safety
+/// The tile and the activations hold so many blocks.
+#[inline(always)]
+unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
+    s: S,
+    w: C,
+    x: &[TilePtr; MAX_GROUPS],
+    blocks: usize,
+    acc: &mut [S::F; T],
+) {
+    for sb in 0..blocks / C::SUPER {
+        // SAFETY: the caller's contract.
+        let head = unsafe { w.head(s, sb) };
+        for first in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
+            unroll!(S: j in 0..C::UNROLL; {
+                // SAFETY: the caller's contract.
+                unsafe { block_product::<S, C, T, I>(s, w, head, x, first + j, j, acc) };
+            });
+        }
+    }
+}
+
+/// Unpacks `blocks` 32-blocks from `first` (a multiple of the superblock).
+///
+/// # Safety
+/// The tile holds the blocks, and the target has room: `8 * STEP` codes a block, `ROWS` scales
+/// and minima a group.
+#[inline(always)]
+pub(super) unsafe fn unpack<S: Isa, C: Codec>(s: S, w: C, first: usize, blocks: usize, to: Target) {
+    let groups = BLOCK / C::GROUP;
+    for sb in first / C::SUPER..(first + blocks) / C::SUPER {
+        // SAFETY: the caller's contract.
+        let head = unsafe { w.head(s, sb) };
+        for base in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
+            unroll!(S: j in 0..C::UNROLL; {
+                let block = base + j;
+                let at = block - first;
+                // SAFETY: the caller's contract.
+                unsafe {
+                    unroll!(S: g in 0..8; {
+                        s.store_b(to.codes.add((at * 8 + g) * STEP), w.codes(s, block, j, g));
+                    });
+                    for half in 0..groups {
+                        let group = (at * groups + half) * ROWS;
+                        s.store(to.scales.add(group), w.scale(s, head, block, half));
+                        if C::MINS {
+                            s.store(to.mins.add(group), w.min(s, head, block, half));
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Where a stretch of weights is unpacked to.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub(super) codes: *mut u8,
+    pub(super) scales: *mut f32,
+    pub(super) mins: *mut f32,
+}
+
+/// A place for unpacked weights and partial sums, on the stack of a worker.
+#[repr(align(64))]
+pub(super) struct Scratch {
+    codes: [MaybeUninit<[u8; STEP]>; STRETCH * 8],
+    scales: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
+    mins: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
+    acc: [MaybeUninit<[f32; ROWS]>; TOKENS],
+}
+
+impl Scratch {
+    pub(super) fn new() -> Scratch {
+        Scratch {
+            codes: [const { MaybeUninit::uninit() }; _],
+            scales: [const { MaybeUninit::uninit() }; _],
+            mins: [const { MaybeUninit::uninit() }; _],
+            acc: [const { MaybeUninit::uninit() }; _],
+        }
+    }
+}
+
+impl Scratch {
+    fn target(&mut self) -> Target {
+        Target {
+            codes: self.codes.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr().cast(),
+            mins: self.mins.as_mut_ptr().cast(),
+        }
+    }
+}
+
+/// The products of one tile of weights with up to [`FEW`] rows, unpacked on the way. `emit(row,
+/// sums)` receives the 16 results of each row.
+///
+/// # Safety
+/// `w` holds `x.blocks()` blocks; the rows of `x` are not interleaved.
+#[inline(always)]
+pub(super) unsafe fn few<S: Isa, C: Codec>(
+    s: S,
+    w: C,
+    x: &ActivationRows<'_>,
+    mut emit: impl FnMut(usize, S::F),
+) {
+    for row in 0..x.rows() {
+        let mut acc = [s.splat(0.0)];
+        // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
+        unsafe {
+            let tile = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
+            product::<S, C, 1, 1>(s, w, &[tile; MAX_GROUPS], x.blocks(), &mut acc);
+        }
+        emit(row, acc[0]);
+    }
+}
+
+/// The products of one tile of weights with the rows `first_row..first_row + rows` (at most
+/// [`TOKENS`]; `first_row` a multiple of the interleave). `unpack(first block, blocks, target)`
+/// unpacks a stretch of weights, which is multiplied with all rows, partial sums in `scratch`.
+///
+/// # Safety
+/// `unpack` fills the target in the form `shape` says; the rows are rows of `x`.
+#[inline(always)]
+pub(super) unsafe fn many<S: Isa>(
+    s: S,
+    shape: Shape,
+    x: &ActivationRows<'_>,
+    (first_row, rows): (usize, usize),
+    scratch: &mut Scratch,
+    unpack: impl Fn(usize, usize, Target),
+    mut emit: impl FnMut(usize, S::F),
+) {
+    let sums = scratch.acc.as_mut_ptr().cast::<f32>();
+    for first in (0..x.blocks()).step_by(STRETCH) {
+        let blocks = STRETCH.min(x.blocks() - first);
+        let target = scratch.target();
+        unpack(first, blocks, target);
+        let stretch =
+            Stretch { x: *x, shape, first, blocks, first_row, rows, weights: target, sums };
+        // SAFETY: the caller's contract; `sums` has room for the padded rows.
+        unsafe { stretch.multiply(s) };
+    }
+    for row in 0..rows {
+        // SAFETY: the sums of all rows are written.
+        emit(first_row + row, unsafe { s.load(sums.add(row * LANES)) });
+    }
+}
+
+/// An unpacked stretch of weights and the rows to multiply with it.
+#[derive(Clone, Copy)]
+struct Stretch<'a> {
+    x: ActivationRows<'a>,
+    shape: Shape,
+    first: usize,
+    blocks: usize,
+    first_row: usize,
+    rows: usize,
+    weights: Target,
+    sums: *mut f32,
+}
+
+impl Stretch<'_> {
+    /// # Safety
+    /// See [`many`].
+    #[inline(always)]
+    unsafe fn multiply<S: Isa>(self, s: S) {
+        let Shape { group, fold, signed, mins, .. } = self.shape;
+        macro_rules! shapes {
+            ($($group:literal $fold:literal $signed:literal $mins:literal),*) => {
+                match (group, fold, signed, mins) {
+                    $(($group, $fold, $signed, $mins) => {
+                        s.run(Multiply::<$group, $fold, $signed, $mins>(self));
+                    })*
+                    _ => unreachable!("no kernel for {:?}", self.shape),
+                }
+            };
+        }
+        shapes!(
+            32 8 false false, 32 8 false true, 32 4 false false, 32 4 false true,
+            32 8 true false, 32 8 true true, 16 8 false false, 16 8 false true,
+            16 2 false false, 16 8 true false, 16 8 true true
+        );
+    }
+}
+
+/// A function of its own for each shape, shared by the formats.
+struct Multiply<'a, const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool>(
+    Stretch<'a>,
+);
+
+impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool> SimdOp
+    for Multiply<'_, GROUP, FOLD, SIGNED, MINS>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) {
+        let Stretch { x, shape, first, blocks, first_row, rows, weights, sums } = self.0;
+        let unpacked = Unpacked::<GROUP, FOLD, SIGNED, MINS> {
+            codes: weights.codes,
+            scales: weights.scales,
+            mins: weights.mins,
+        };
+        let mut row = 0;
+        macro_rules! columns {
+            ($t:literal, $interleave:expr) => {{
+                // SAFETY: rows are padded to whole groups, and `sums` holds them after the first
+                // stretch.
+                unsafe {
+                    let at = |i: usize| {
+                        let i = if i * $interleave < $t { i * $interleave } else { 0 };
+                        x.tile(first_row + row + i, first, GROUP, shape.table)
+                    };
+                    let tiles = [at(0), at(1), at(2)];
+                    let mut acc = [s.splat(0.0); $t];
+                    if first > 0 {
+                        for (t, acc) in acc.iter_mut().enumerate() {
+                            *acc = s.load(sums.add((row + t) * LANES));
+                        }
+                    }
+                    product::<S, _, $t, { $interleave }>(s, unpacked, &tiles, blocks, &mut acc);
+                    for (t, acc) in acc.into_iter().enumerate() {
+                        s.store(sums.add((row + t) * LANES), acc);
+                    }
+                }
+                row += $t;
+            }};
+        }
+        if x.interleave() == 1 {
+            // Only formats without tiles come here with few rows, and their codes are signed.
+            if const { SIGNED } {
+                while row < rows {
+                    columns!(1, 1);
+                }
+            }
+            return;
+        }
+        if const { S::TILE_COLUMNS >= 12 } {
+            while rows - row > 8 {
+                columns!(12, INTERLEAVE);
+                if row >= rows {
+                    return;
+                }
+            }
+        }
+        if const { S::TILE_COLUMNS >= 8 } {
+            while rows - row > 4 {
+                columns!(8, INTERLEAVE);
+                if row >= rows {
+                    return;
+                }
+            }
+        }
+        while row < rows {
+            columns!(4, INTERLEAVE);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Every format on every instruction set of this CPU against scalar references, and bit for bit
+//! against each other.
+
+use std::sync::atomic::AtomicUsize;
+
+use cyb_simd::{AnyIsa, IsaKind};
+use cyb_tensor::{Class, DType, quant};
+
+use super::*;
+
+/// xorshift64*, seeded per case.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    /// Roughly normal, with now and then an outlier as activations have.
+    fn float(&mut self) -> f32 {
+        let sum: f32 = (0..4).map(|_| (self.next() & 0xffff) as f32 / 65536.0 - 0.5).sum();
+        if self.next().is_multiple_of(61) { sum * 8.0 } else { sum }
+    }
+
+    /// Random blocks of a dtype whose values are of sane size: every code pattern occurs.
+    fn weights(&mut self, dtype: DType, values: usize) -> Vec<u8> {
+        let layout = dtype.layout();
+        let mut out = Vec::new();
+        let mut decoded = vec![0.0; layout.block];
+        while out.len() < dtype.bytes_for(values).unwrap() {
+            let block: Vec<u8> = if dtype == DType::F32 {
+                self.float().to_le_bytes().to_vec()
+            } else {
+                (0..layout.bytes).map(|_| self.next() as u8).collect()
+            };
+            quant::decode(dtype, &block, &mut decoded).unwrap();
+            let max = decoded.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            if decoded.iter().all(|v| v.is_finite()) && max > 1e-3 && max < 1e3 {
+                out.extend(block);
+            }
+        }
+        out
+    }
+}
+
+fn dtypes() -> impl Iterator<Item = DType> {
+    DType::ALL.iter().copied().filter(|d| match d.class() {
+        Class::Quantized | Class::Float => true,
+        Class::Bool | Class::Int => false,
+    })
+}
+
+struct Case {
+    dtype: DType,
+    n: usize,
+    k: usize,
+    weights: Vec<u8>,
+    x: Vec<f32>,
+}
+
+impl Case {
+    fn new(dtype: DType, m: usize, n: usize, k: usize) -> Case {
+        let mut r = Random(0x9e37_79b9 + (n * 1000 + k) as u64 + dtype.name().len() as u64);
+        let weights = r.weights(dtype, n * k);
+        Case { dtype, n, k, weights, x: (0..m * k).map(|_| r.float()).collect() }
+    }
+
+    fn m(&self) -> usize {
+        self.x.len() / self.k
+    }
+
+    /// The product of the rows `rows` on `isa` by `team`.
+    fn run(
+        &self,
+        isa: AnyIsa,
+        team: &Team,
+        rows: std::ops::Range<usize>,
+        start: &[f32],
+        epilogue: Epilogue<'_>,
+    ) -> Vec<f32> {
+        let mut memory = WeightMemory::new();
+        let Case { n, k, .. } = *self;
+        let packed =
+            PackedMatrix::pack(&mut memory, team, self.dtype, n, k, &self.weights).unwrap();
+        let m = rows.len();
+        let x = &self.x[rows.start * k..rows.end * k];
+        let mut out = start.to_vec();
+        out.resize(m * n, f32::NAN);
+        let counter = AtomicUsize::new(0);
+        let mut activations = Activations::new(m, k.next_multiple_of(BLOCK));
+        let quantized = packed.takes_quantized();
+        let input = if quantized {
+            Input::Quantized(activations.rows(m, k))
+        } else {
+            Input::Float(FloatRows { values: x, stride: k, rows: m })
+        };
+        let output = Output::new(&mut out, n);
+        team.run(|worker| {
+            // SAFETY: all workers do the same, with a barrier between.
+            unsafe {
+                if let Input::Quantized(rows) = input {
+                    rows.quantize(isa, Source::Plain(x), k, worker);
+                }
+                worker.barrier();
+                matmul(isa, &packed, input, output, epilogue, worker, &counter);
+            }
+        })
+        .unwrap();
+        out
+    }
+
+    fn decoded(&self) -> Vec<f32> {
+        let mut w = vec![0.0; self.n * self.k];
+        quant::decode(self.dtype, &self.weights, &mut w).unwrap();
+        w
+    }
+
+    /// What the product must be: the exact result and the sum of the magnitudes of its terms, which
+    /// bounds the rounding.
+    fn reference(&self) -> Vec<(f64, f64)> {
+        if self.dtype.is_quantized() { self.quantized_reference() } else { self.float_reference() }
+    }
+
+    fn float_reference(&self) -> Vec<(f64, f64)> {
+        let w = self.decoded();
+        let mut out = Vec::new();
+        for x in self.x.chunks_exact(self.k) {
+            for w in w.chunks_exact(self.k) {
+                let terms = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                out.push(terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs())));
+            }
+        }
+        out
+    }
+
+    fn quantized_reference(&self) -> Vec<(f64, f64)> {
+        let x: Vec<(f64, Vec<f64>)> = self
+            .x
+            .chunks_exact(BLOCK)
+            .map(|x| {
+                let max = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+                let inverse = if max == 0.0 { 0.0 } else { 127.0 / max };
+                let codes = x.iter().map(|v| f64::from((v * inverse).round_ties_even()));
+                (f64::from(max / 127.0), codes.collect())
+            })
+            .collect();
+        let layout = self.dtype.layout();
+        let group = quant::group_size(self.dtype);
+        let blocks: Vec<quant::Codes> = self
+            .weights
+            .chunks_exact(layout.bytes)
+            .map(|b| {
+                let mut codes = quant::Codes::new();
+                quant::codes(self.dtype, b, &mut codes).unwrap();
+                codes
+            })
+            .collect();
+        let mut out = Vec::new();
+        for row in 0..self.m() {
+            for n in 0..self.n {
+                let (mut sum, mut magnitude) = (0.0, 0.0);
+                for first in (0..self.k).step_by(group) {
+                    let block = &blocks[(n * self.k + first) / layout.block];
+                    let at = first % layout.block;
+                    let (scale, codes) = &x[(row * self.k + first) / BLOCK];
+                    let codes = &codes[first % BLOCK..first % BLOCK + group];
+                    let dot: f64 = block.codes[at..at + group]
+                        .iter()
+                        .zip(codes)
+                        .map(|(&w, &x)| f64::from(w) * x)
+                        .sum();
+                    let weight = f64::from(block.scales[at / group]);
+                    let offset = f64::from(block.offsets[at / group]);
+                    let terms = [weight * scale * dot, offset * scale * codes.iter().sum::<f64>()];
+                    sum += terms[0] + terms[1];
+                    magnitude += terms[0].abs() + terms[1].abs();
+                }
+                out.push((sum, magnitude));
+            }
+        }
+        out
+    }
+}
+
+fn check(case: &Case, isa: AnyIsa, got: &[f32]) {
+    for (i, (&got, (want, magnitude))) in got.iter().zip(case.reference()).enumerate() {
+        let error = (f64::from(got) - want).abs();
+        assert!(
+            error <= 2e-6 * magnitude,
+            "{} {} [{} x {}] result {i}: {got}, not {want}",
+            isa.kind(),
+            case.dtype,
+            case.n,
+            case.k,
+        );
+    }
+}
+
+fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Instruction sets other than the portable one, which is slow here, if there are any.
+fn fast() -> Vec<AnyIsa> {
+    let all = AnyIsa::detect();
+    all.iter().copied().filter(|i| all.len() == 1 || i.kind() != IsaKind::Portable).collect()
+}
+
+#[test]
+fn every_format_on_every_instruction_set() {
+    let team = Team::new(2).unwrap();
+    for dtype in dtypes() {
+        let block = dtype.layout().block.max(32);
+        let odd_k = if dtype.is_quantized() { 3 * block } else { 101 };
+        for (m, n, k) in [(1, 1, block), (1, 37, odd_k), (3, 16, block), (7, 37, odd_k)] {
+            let case = Case::new(dtype, m, n, k);
+            let mut first: Option<Vec<u32>> = None;
+            for &isa in AnyIsa::detect() {
+                let got = case.run(isa, &team, 0..m, &[], Epilogue::default());
+                check(&case, isa, &got);
+                let got = bits(&got);
+                assert_eq!(
+                    first.get_or_insert_with(|| got.clone()),
+                    &got,
+                    "{dtype} differs on {}",
+                    isa.kind()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_never_depends_on_the_others() {
+    let (one, three) = (Team::new(1).unwrap(), Team::new(3).unwrap());
+    for dtype in dtypes() {
+        let k = if dtype.is_quantized() { 768 } else { 77 };
+        for isa in fast() {
+            let case = Case::new(dtype, 64, 21, k);
+            let all = case.run(isa, &three, 0..64, &[], Epilogue::default());
+            check(&case, isa, &all);
+            let mut row = 0;
+            for size in [1, 2, 3, 4, 7, 8, 12, 13, 14] {
+                let part = case.run(isa, &one, row..row + size, &[], Epilogue::default());
+                let want = &all[row * 21..(row + size) * 21];
+                assert_eq!(bits(&part), bits(want), "{dtype} {} rows {row}+{size}", isa.kind());
+                row += size;
+            }
+        }
+    }
+}
+
+#[test]
+fn more_rows_than_a_token_block() {
+    let team = Team::new(2).unwrap();
+    for dtype in [DType::Q4_K, DType::Q8_0, DType::F16] {
+        for isa in fast() {
+            let case = Case::new(dtype, TOKENS + 9, 16, 256);
+            check(&case, isa, &case.run(isa, &team, 0..TOKENS + 9, &[], Epilogue::default()));
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_cost_a_percent() {
+    let team = Team::new(1).unwrap();
+    for dtype in dtypes().filter(|d| d.is_quantized()) {
+        let case = Case::new(dtype, 3, 24, 1024);
+        let got = case.run(AnyIsa::best(), &team, 0..3, &[], Epilogue::default());
+        let error: f64 = got
+            .iter()
+            .zip(case.float_reference())
+            .map(|(got, (want, _))| (f64::from(*got) - want).powi(2))
+            .sum();
+        // The norm of the terms: random weights may cancel in the sums.
+        let w = case.decoded();
+        let norm: f64 = (0..3 * 24)
+            .flat_map(|i| {
+                let (w, x) = (&w[i % 24 * 1024..], &case.x[i / 24 * 1024..]);
+                w.iter().zip(x).take(1024).map(|(w, x)| f64::from(w * x).powi(2))
+            })
+            .sum();
+        assert!(error.sqrt() < 0.012 * norm.sqrt(), "{dtype}: {}", (error / norm).sqrt());
+    }
+}
+
+#[test]
+fn epilogues() {
+    let team = Team::new(2).unwrap();
+    for dtype in [DType::Q4_0, DType::Q6_K, DType::IQ2_S, DType::F32] {
+        for m in [1, 7] {
+            let case = Case::new(dtype, m, 19, 256);
+            let bias: Vec<f32> = (0..19).map(|i| i as f32 - 3.5).collect();
+            let start: Vec<f32> = (0..m * 19).map(|i| i as f32 * 0.25).collect();
+            let isa = AnyIsa::best();
+            let plain = case.run(isa, &team, 0..m, &[], Epilogue::default());
+            let epilogue = Epilogue { bias: Some(&bias), accumulate: true };
+            let got = case.run(isa, &team, 0..m, &start, epilogue);
+            for (i, got) in got.iter().enumerate() {
+                assert_eq!(*got, plain[i] + bias[i % 19] + start[i], "{dtype} {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gated_input_is_quantised_like_its_value() {
+    let team = Team::new(2).unwrap();
+    let mut r = Random(5);
+    let (gate, up): (Vec<f32>, Vec<f32>) =
+        (0..3 * 64).map(|_| (r.float() * 4.0, r.float())).unzip();
+    let codes = |source: Source<'_>| {
+        let mut activations = Activations::new(3, 64);
+        let rows = activations.rows(3, 64);
+        // SAFETY: the run is over before the rows are read.
+        team.run(|worker| unsafe { rows.quantize(AnyIsa::best(), source, 64, worker) }).unwrap();
+        activations
+    };
+    let gated = codes(Source::Gated { gate: &gate, up: &up, activation: Gate::Silu });
+    let value: Vec<f32> =
+        gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-f64::from(*g)).exp() as f32) * u).collect();
+    let plain = codes(Source::Plain(&value));
+    for (a, b) in gated.debug_scales().iter().zip(plain.debug_scales()) {
+        assert!((a - b).abs() <= 1e-6 * b.abs(), "{a} {b}");
+    }
+}
+
+#[test]
+fn broken_activations_break_the_result() {
+    let team = Team::new(1).unwrap();
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut case = Case::new(DType::Q4_K, 1, 16, 512);
+        case.x[300] = bad;
+        for &isa in AnyIsa::detect() {
+            let got = case.run(isa, &team, 0..1, &[], Epilogue::default());
+            assert!(got.iter().all(|v| !v.is_finite()), "{} {got:?}", isa.kind());
+        }
+    }
+}
+
+#[test]
+fn packed_weights_are_hardly_larger() {
+    let team = Team::new(1).unwrap();
+    for dtype in dtypes() {
+        let (n, k) = (64, 1024);
+        let bytes = vec![0; dtype.bytes_for(n * k).unwrap()];
+        let mut memory = WeightMemory::new();
+        let packed = PackedMatrix::pack(&mut memory, &team, dtype, n, k, &bytes).unwrap();
+        let limit = match dtype {
+            // A byte of scale becomes two, a byte of element two.
+            DType::MXFP4 => 1.06,
+            DType::F8E4M3 | DType::F8E5M2 => 2.0,
+            _ => 1.04,
+        };
+        let ratio = packed.bytes() as f64 / bytes.len() as f64;
+        assert!(ratio <= limit, "{dtype}: {ratio}");
+    }
+}
+
+#[test]
+fn wrong_weights_are_errors() {
+    let team = Team::new(1).unwrap();
+    let mut memory = WeightMemory::new();
+    let mut pack = |dtype, n, k, len| {
+        PackedMatrix::pack(&mut memory, &team, dtype, n, k, &vec![0; len]).map(|p| p.n())
+    };
+    assert!(matches!(pack(DType::Q4_0, 2, 32, 35), Err(PackError::Length { want: 36, .. })));
+    assert!(matches!(pack(DType::Q4_0, 2, 33, 36), Err(PackError::Shape { .. })));
+    assert!(matches!(pack(DType::F32, usize::MAX / 2, 4, 0), Err(PackError::Shape { .. })));
+    assert!(matches!(pack(DType::I32, 1, 1, 4), Err(PackError::DType { .. })));
+    assert_eq!(pack(DType::Q4_0, 0, 32, 0), Ok(0));
+}

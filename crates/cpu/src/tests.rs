@@ -1,0 +1,231 @@
+//! The conformance suite on this backend, and what a session promises.
+
+use std::sync::Arc;
+
+use cyb_exec::{Backend, Executor, PlanMode, PrepareOptions};
+use cyb_ir::{Case, Fill, Jet, Op};
+use cyb_jets::JETS;
+use cyb_simd::AnyIsa;
+use cyb_tensor::{AlignedBytes, Bindings, Bytes, DType, Tensor};
+
+use crate::CpuBackend;
+use crate::team::Team;
+
+fn team(count: usize) -> Arc<Team> {
+    Arc::new(Team::new(count).unwrap())
+}
+
+/// Normally distributed floats and small integers from a counter.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn normal(&mut self) -> f32 {
+        let uniform = |bits: u64| ((bits >> 40) as f64 + 0.5) / (1u64 << 24) as f64;
+        let (a, b) = (uniform(self.next()), uniform(self.next()));
+        ((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
+    }
+}
+
+fn filled(dtype: DType, shape: &[usize], fill: &Fill, random: &mut Random) -> Tensor {
+    let n: usize = shape.iter().product();
+    let floats: Vec<f32> = match fill {
+        Fill::Normal(scale) => (0..n).map(|_| random.normal() * scale).collect(),
+        Fill::Below(below) => (0..n).map(|_| (random.next() % u64::from(*below)) as f32).collect(),
+        Fill::Ints(ints) => ints.iter().cycle().take(n).map(|&i| i as f32).collect(),
+        Fill::Floats(floats) => floats.iter().cycle().take(n).copied().collect(),
+    };
+    let mut bytes = Vec::new();
+    match dtype {
+        DType::Bool => bytes.extend(floats.iter().map(|&v| u8::from(v != 0.0))),
+        DType::I32 => floats.iter().for_each(|&v| bytes.extend((v as i32).to_le_bytes())),
+        DType::I64 => floats.iter().for_each(|&v| bytes.extend((v as i64).to_le_bytes())),
+        _ if cyb_tensor::quant::can_encode(dtype) => {
+            cyb_tensor::quant::encode(dtype, &floats, &mut bytes).unwrap();
+        }
+        _ => {
+            // Formats without an encoder: random codes under modest scales.
+            let layout = dtype.layout();
+            let blocks = n / layout.block;
+            let mut decoded = vec![0f32; layout.block];
+            while bytes.len() < blocks * layout.bytes {
+                let block: Vec<u8> = (0..layout.bytes).map(|_| random.next() as u8).collect();
+                let fits = cyb_tensor::quant::decode(dtype, &block, &mut decoded).is_ok();
+                if fits && decoded.iter().all(|v| v.is_finite() && v.abs() < 64.0) {
+                    bytes.extend(block);
+                }
+            }
+        }
+    }
+    Tensor::new(dtype, shape.to_vec(), Bytes::owned(AlignedBytes::from_slice(&bytes))).unwrap()
+}
+
+fn inputs(case: &Case) -> Vec<Tensor> {
+    let mut random = Random(case.name.bytes().map(u64::from).sum());
+    case.inputs
+        .iter()
+        .map(|(fact, fill)| {
+            let shape: Vec<usize> = fact.shape.iter().map(|d| d.known().unwrap()).collect();
+            filled(fact.dtype, &shape, fill, &mut random)
+        })
+        .collect()
+}
+
+/// Runs a case on a backend; inputs of the jet that models keep as weights are weights.
+fn run_case(backend: Arc<dyn Backend>, jet: &'static Jet, case: &Case) -> Vec<Vec<u8>> {
+    let tensors = inputs(case);
+    let mut b = cyb_ir::Builder::new();
+    let weights: &[usize] = match jet.name {
+        "linear" => &[1, 2],
+        "linear_add" => &[1],
+        "linear_many" => &[1, 2, 3, 4],
+        "gated_linear" => &[2],
+        "embedding" => &[0],
+        _ => &[],
+    };
+    let ids: Vec<_> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, t)| {
+            if weights.contains(&i) {
+                b.weight(&i.to_string(), t.clone())
+            } else if jet.in_place.iter().any(|(input, _)| *input == i) {
+                b.state(&i.to_string(), cyb_ir::Fact::of(t))
+            } else {
+                b.input(&i.to_string(), cyb_ir::Fact::of(t))
+            }
+        })
+        .collect();
+    let outputs = b.jet_outputs(jet, case.attrs.clone(), &ids).unwrap();
+    for (i, &v) in outputs.iter().enumerate() {
+        b.output(&i.to_string(), v);
+    }
+    let executor = Executor::prepare(b.finish(), &[backend], PrepareOptions::default()).unwrap();
+    let executor = Arc::new(executor);
+    let mut running = executor.start(&[]).unwrap();
+    for (i, name) in executor.inputs().map(|(n, _)| n.to_owned()).enumerate() {
+        let tensor = &tensors[name.parse::<usize>().unwrap()];
+        running.input(i, &mut |bytes| bytes.copy_from_slice(tensor.bytes().as_slice()));
+    }
+    for (i, name) in executor.states().map(str::to_owned).enumerate() {
+        let tensor = &tensors[name.parse::<usize>().unwrap()];
+        running.set_state(i, tensor.bytes().as_slice()).unwrap();
+    }
+    running.run().unwrap();
+    (0..outputs.len()).map(|i| running.output(i).unwrap().to_vec()).collect()
+}
+
+fn compare(jet: &Jet, case: &str, want: &Tensor, got: &[u8]) {
+    if want.dtype() != DType::F32 {
+        assert_eq!(want.bytes().as_slice(), got, "{} {case}", jet.name);
+        return;
+    }
+    let want = want.to_f32_vec().unwrap();
+    let got: Vec<f32> =
+        got.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(want.len(), got.len());
+    let largest = want.iter().filter(|v| v.is_finite()).fold(0f32, |m, v| m.max(v.abs()));
+    let allowed = jet.tolerance.absolute + jet.tolerance.relative * largest;
+    for (i, (w, g)) in want.iter().zip(&got).enumerate() {
+        let same = w == g || (w.is_nan() && g.is_nan()) || (w - g).abs() <= allowed;
+        assert!(same, "{} {case}: element {i} is {g}, the definition gives {w}", jet.name);
+    }
+}
+
+#[test]
+fn every_kernel_computes_its_definition_on_every_instruction_set() {
+    for &isa in AnyIsa::detect() {
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::with_isa(team(2), isa));
+        for jet in JETS {
+            for case in (jet.cases)() {
+                let want = cyb_interp::evaluate_node(
+                    &Op::Jet(jet, case.attrs.clone()),
+                    &inputs(&case),
+                    &Bindings::new(),
+                );
+                let got = run_case(backend.clone(), jet, &case);
+                let name = format!("{} on {}", case.name, isa.kind());
+                for (w, g) in want.unwrap().iter().zip(&got) {
+                    compare(jet, &name, w, g);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_and_instruction_sets_give_the_same_bits() {
+    let reference: Arc<dyn Backend> = Arc::new(CpuBackend::with_isa(team(1), AnyIsa::best()));
+    for jet in JETS {
+        for case in (jet.cases)() {
+            let want = run_case(reference.clone(), jet, &case);
+            for &isa in AnyIsa::detect() {
+                for threads in [1, 3] {
+                    let other = Arc::new(CpuBackend::with_isa(team(threads), isa));
+                    let got = run_case(other, jet, &case);
+                    let how = format!("{threads} threads, {}", isa.kind());
+                    assert_eq!(want, got, "{} {} with {how}", jet.name, case.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_kernels_calls_run_as_atoms() {
+    let backend = Arc::new(CpuBackend::atoms(team(2)));
+    for jet in JETS {
+        let case = (jet.cases)().remove(0);
+        let want = cyb_interp::evaluate_node(
+            &Op::Jet(jet, case.attrs.clone()),
+            &inputs(&case),
+            &Bindings::new(),
+        );
+        let got = run_case(backend.clone(), jet, &case);
+        for (w, g) in want.unwrap().iter().zip(&got) {
+            assert_eq!(w.bytes().as_slice(), &g[..], "{}", jet.name);
+        }
+    }
+}
+
+#[test]
+fn reused_and_fresh_buffers_give_the_same_bits() {
+    let run = |mode: PlanMode| {
+        let mut b = cyb_ir::Builder::new();
+        let rows = cyb_tensor::Dim::symbol("S");
+        let x = b.input("x", cyb_ir::Fact::new(DType::F32, [rows, 64.into()]));
+        let mut y = x;
+        for _ in 0..5 {
+            let attrs = cyb_ir::Attrs::new().with("eps", 1e-5);
+            let n = b.jet(&cyb_jets::RMSNORM, attrs, &[y]).unwrap();
+            let s = b.jet(&cyb_jets::SILU, cyb_ir::Attrs::new(), &[n]).unwrap();
+            y = b.jet(&cyb_jets::ADD, cyb_ir::Attrs::new(), &[y, s]).unwrap();
+        }
+        b.output("y", y);
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(team(2)));
+        let options = PrepareOptions { mode, foreign: false };
+        let executor = Arc::new(Executor::prepare(b.finish(), &[backend], options).unwrap());
+        let mut running = executor.start(&[9]).unwrap();
+        running.bind(&[7]).unwrap();
+        let mut random = Random(1);
+        running.input(0, &mut |bytes| {
+            bytes
+                .chunks_exact_mut(4)
+                .for_each(|b| b.copy_from_slice(&random.normal().to_le_bytes()));
+        });
+        running.run().unwrap();
+        assert!(running.bind(&[10]).unwrap_err().to_string().contains("at most 9"));
+        (running.output(0).unwrap().to_vec(), running.memory().arena)
+    };
+    let (reused, small) = run(PlanMode::Reuse);
+    let (fresh, large) = run(PlanMode::WriteNewOnly);
+    assert_eq!(reused, fresh);
+    assert!(small < large);
+}

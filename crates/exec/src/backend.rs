@@ -1,0 +1,162 @@
+//! The boundary between what the runtime knows and what a device does.
+
+use std::fmt;
+
+use cyb_ir::{Fact, Graph, IrError, Node, Op};
+use cyb_tensor::{DimError, TensorError};
+
+use crate::{PlanMode, Symbols};
+
+/// A call as a backend sees it when it is asked for a kernel: no names, no model.
+#[derive(Debug)]
+pub struct Call<'a> {
+    pub op: &'a Op,
+    pub inputs: Vec<&'a Fact>,
+    pub outputs: Vec<&'a Fact>,
+    /// Which inputs are weights or constants, known before any run.
+    pub fixed: Vec<bool>,
+}
+
+impl<'a> Call<'a> {
+    pub fn of(graph: &'a Graph, node: &'a Node) -> Call<'a> {
+        Call {
+            op: &node.op,
+            inputs: node.inputs.iter().map(|&v| graph.fact(v)).collect(),
+            outputs: node.outputs.iter().map(|&v| graph.fact(v)).collect(),
+            fixed: node.inputs.iter().map(|&v| graph.tensor(v).is_some()).collect(),
+        }
+    }
+}
+
+/// A kernel that would run a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The name under which tests and benches can ask for it.
+    pub name: &'static str,
+}
+
+/// A device and its kernels.
+pub trait Backend: Send + Sync + fmt::Debug {
+    fn name(&self) -> &'static str;
+
+    /// The device, for people.
+    fn device(&self) -> String;
+
+    /// The kernel this backend has for a call. A backend may run calls without a kernel through
+    /// their definition; see [`Backend::runs_atoms`].
+    fn kernel(&self, call: &Call<'_>) -> Option<Kernel>;
+
+    /// Whether calls without a kernel run too, as atoms.
+    fn runs_atoms(&self) -> bool;
+
+    /// Prepares everything that does not depend on a run: kernels, weight layouts, steps.
+    fn prepare(&self, graph: Graph, mode: PlanMode) -> Result<Box<dyn Program>, ExecError>;
+}
+
+/// A prepared graph.
+pub trait Program: Send + Sync + fmt::Debug {
+    fn symbols(&self) -> &Symbols;
+
+    /// The steps in their order.
+    fn steps(&self) -> Vec<StepInfo>;
+
+    /// Bytes held by weights in the backend's own layout.
+    fn weight_bytes(&self) -> usize;
+
+    /// Memory for runs whose symbols stay at or below `limits` (one per symbol).
+    fn session(&self, limits: &[usize]) -> Result<Box<dyn Session>, ExecError>;
+}
+
+/// One step, for people and traces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepInfo {
+    /// The jet or atom.
+    pub op: &'static str,
+    pub kernel: &'static str,
+    pub backend: &'static str,
+    /// Where in the model it stands.
+    pub label: String,
+}
+
+/// Time a session has spent in one step so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTime {
+    pub calls: u64,
+    pub nanos: u64,
+}
+
+/// Number of a state in its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateId(pub usize);
+
+/// Bytes a session holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    pub arena: usize,
+    pub states: usize,
+    pub scratch: usize,
+}
+
+/// Sees every step of a traced run.
+pub trait Observer {
+    /// Called after a step with the bytes it read and wrote.
+    fn step(&mut self, info: &StepInfo, inputs: &[&[u8]], outputs: &[&[u8]]);
+}
+
+/// The memory and state of one user of a program.
+pub trait Session: Send + fmt::Debug {
+    /// Makes room for runs up to `limits`. States keep their content as far as it fits.
+    fn resize(&mut self, limits: &[usize]) -> Result<(), ExecError>;
+
+    /// Binds the symbols for the runs that follow.
+    fn bind(&mut self, values: &[usize]) -> Result<(), ExecError>;
+
+    /// The bytes of input number `index` (in the graph's order) under the present binding, to be
+    /// filled before `run`.
+    fn input(&mut self, index: usize) -> &mut [u8];
+
+    fn run(&mut self) -> Result<(), ExecError>;
+
+    /// As `run`, showing each step.
+    fn run_traced(&mut self, observer: &mut dyn Observer) -> Result<(), ExecError>;
+
+    /// The bytes of output number `index` of the last run.
+    fn output(&mut self, index: usize) -> Result<&[u8], ExecError>;
+
+    /// The resolved shape of output number `index`.
+    fn output_shape(&self, index: usize) -> Vec<usize>;
+
+    /// The content of a state.
+    fn state(&mut self, id: StateId) -> Result<&[u8], ExecError>;
+
+    /// Replaces the content of a state.
+    fn set_state(&mut self, id: StateId, bytes: &[u8]) -> Result<(), ExecError>;
+
+    /// Time per step since the session was made or `reset_times` was called.
+    fn times(&self) -> &[StepTime];
+
+    fn reset_times(&mut self);
+
+    fn memory(&self) -> MemoryUse;
+}
+
+/// Why something cannot be prepared or run.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    #[error(transparent)]
+    Graph(#[from] IrError),
+    #[error(transparent)]
+    Dim(#[from] DimError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error("no backend here runs {op} ({facts})")]
+    Unsupported { op: String, facts: String },
+    #[error("{symbol} is {value}, but the session was made for at most {limit}")]
+    Limit { symbol: String, value: usize, limit: usize },
+    #[error("{what} needs {bytes} bytes of memory, which cannot be had")]
+    Memory { what: &'static str, bytes: usize },
+    #[error("input '{name}': {why}")]
+    Input { name: String, why: String },
+    #[error("{step}: {why}")]
+    Step { step: String, why: String },
+}

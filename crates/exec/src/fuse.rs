@@ -1,0 +1,152 @@
+//! Fusion: fewer, larger steps, where a backend has a kernel for the fused jet.
+
+use std::sync::Arc;
+
+use cyb_ir::{Attrs, Graph, Jet, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap, ValueId};
+use cyb_jets::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
+
+use crate::{Backend, Call};
+
+/// The rules, for backends of which one must have the kernel.
+pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
+    let rule = |name, apply: fn(&Graph, NodeId) -> Option<Fused>| Rule {
+        name,
+        apply: Box::new(move |graph: &Graph, id| match apply(graph, id) {
+            None => Outcome::NoMatch,
+            Some(fused) => fused.patch(graph, backends),
+        }),
+    };
+    vec![
+        // Before residuals: the product of a gated activation may take one as well.
+        rule("gated product", gated),
+        rule("product and residual", residual),
+        rule("products of one input", shared_input),
+    ]
+}
+
+/// A call that replaces the outputs of others.
+struct Fused {
+    jet: &'static Jet,
+    attrs: Attrs,
+    inputs: Vec<ValueId>,
+    /// The value each output replaces.
+    outputs: Vec<ValueId>,
+}
+
+impl Fused {
+    fn patch(self, graph: &Graph, backends: &[Arc<dyn Backend>]) -> Outcome {
+        let op = Op::Jet(self.jet, self.attrs);
+        let call = Call {
+            op: &op,
+            inputs: self.inputs.iter().map(|&v| graph.fact(v)).collect(),
+            outputs: self.outputs.iter().map(|&v| graph.fact(v)).collect(),
+            fixed: self.inputs.iter().map(|&v| graph.tensor(v).is_some()).collect(),
+        };
+        if !backends.iter().any(|b| b.kernel(&call).is_some()) {
+            return Outcome::Rejected(format!("no backend has a kernel for {}", op.name()));
+        }
+        let mut patch = Patch::new();
+        let number = patch.push(op, self.inputs.into_iter().map(Tap::Old).collect());
+        for (i, old) in self.outputs.into_iter().enumerate() {
+            patch.shunt(old, Tap::New(number, i));
+        }
+        Outcome::Rewrite(patch)
+    }
+}
+
+fn jet_node<'g>(graph: &'g Graph, v: ValueId, name: &str) -> Option<&'g Node> {
+    graph.producer(v).filter(|node| node.op.name() == name && matches!(node.op, Op::Jet(..)))
+}
+
+/// Whether nothing but one node reads the value.
+fn read_once(graph: &Graph, v: ValueId) -> bool {
+    let reads = graph.nodes.iter().flat_map(|n| &n.inputs).filter(|&&i| i == v).count();
+    let kept = graph.outputs.iter().any(|(_, o)| *o == v)
+        || graph.updates.iter().any(|(_, new)| *new == v);
+    reads == 1 && !kept
+}
+
+/// `linear(swiglu(gate, up), w)`, or with `geglu`.
+fn gated(graph: &Graph, id: NodeId) -> Option<Fused> {
+    let node = graph.node(id);
+    let [x, w] = *node.inputs.as_slice() else { return None };
+    if node.op.name() != "linear" || !read_once(graph, x) {
+        return None;
+    }
+    let (inputs, activation) = match jet_node(graph, x, "swiglu") {
+        Some(gate) => (&gate.inputs, "silu".to_owned()),
+        None => {
+            let gate = jet_node(graph, x, "geglu")?;
+            let Op::Jet(_, attrs) = &gate.op else { return None };
+            (&gate.inputs, attrs.text("approximate").ok()?.to_owned())
+        }
+    };
+    Some(Fused {
+        jet: &GATED_LINEAR,
+        attrs: Attrs::new().with("activation", activation.as_str()),
+        inputs: vec![inputs[0], inputs[1], w],
+        outputs: node.outputs.clone(),
+    })
+}
+
+/// `residual + linear(x, w)`, or the sum with a gated product.
+fn residual(graph: &Graph, id: NodeId) -> Option<Fused> {
+    let node = graph.node(id);
+    let [a, b] = *node.inputs.as_slice() else { return None };
+    if node.op.name() != "add" {
+        return None;
+    }
+    [(a, b), (b, a)].into_iter().find_map(|(kept, product)| {
+        let same = graph.fact(kept) == graph.fact(product);
+        if !same || !read_once(graph, product) {
+            return None;
+        }
+        let (jet, source) = match jet_node(graph, product, "linear") {
+            Some(source) if source.inputs.len() == 2 => (&LINEAR_ADD, source),
+            Some(_) => return None,
+            None => (&GATED_LINEAR, jet_node(graph, product, "gated_linear")?),
+        };
+        let Op::Jet(_, attrs) = &source.op else { return None };
+        if jet == &GATED_LINEAR && source.inputs.len() != 3 {
+            return None;
+        }
+        let inputs = source.inputs.iter().copied().chain([kept]).collect();
+        Some(Fused { jet, attrs: attrs.clone(), inputs, outputs: node.outputs.clone() })
+    })
+}
+
+/// Several `linear`s of one input, all with biases or all without. The first of them speaks for
+/// all.
+fn shared_input(graph: &Graph, id: NodeId) -> Option<Fused> {
+    let node = graph.node(id);
+    if node.op.name() != "linear" {
+        return None;
+    }
+    let (x, arity) = (node.inputs[0], node.inputs.len());
+    let fixed = |v: &ValueId| matches!(graph.value(*v).source, Source::Weight(..));
+    let family: Vec<&Node> = graph
+        .nodes
+        .iter()
+        .filter(|n| {
+            n.op.name() == "linear"
+                && n.inputs[0] == x
+                && n.inputs.len() == arity
+                && n.inputs[1..].iter().all(fixed)
+        })
+        .collect();
+    if family.len() < 2 || family[0].outputs != node.outputs {
+        return None;
+    }
+    let column = |i: usize| family.iter().map(move |n| n.inputs[i]);
+    let mut inputs = vec![x];
+    inputs.extend(column(1));
+    if arity == 3 {
+        inputs.extend(column(2));
+    }
+    Some(Fused {
+        jet: &LINEAR_MANY,
+        attrs: Attrs::new().with("bias", arity == 3),
+        inputs,
+        outputs: family.iter().map(|n| n.outputs[0]).collect(),
+    })
+}

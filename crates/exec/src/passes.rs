@@ -1,0 +1,126 @@
+//! The passes between a model's graph and a backend, in one readable list.
+
+use std::sync::Arc;
+
+use cyb_interp::evaluate_node;
+use cyb_ir::{
+    Applied, Fact, Graph, IrError, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap,
+    apply_rules, expand, match_jet, sweep, verify,
+};
+use cyb_jets::JETS;
+use cyb_tensor::Bindings;
+
+use crate::{Backend, fuse};
+
+/// Results larger than this are computed in each run instead of being kept.
+const FOLD_LIMIT_BYTES: usize = 1 << 20;
+
+/// What the passes did.
+#[derive(Debug, Default)]
+pub struct Passes {
+    pub applied: Vec<Applied>,
+}
+
+/// Rewrites `graph` for backends. A `foreign` graph is spelled in small operations and is searched
+/// for jets; a model family's graph already says its jets.
+pub fn optimize(
+    graph: Graph,
+    backends: &[Arc<dyn Backend>],
+    foreign: bool,
+) -> Result<(Graph, Passes), IrError> {
+    let mut log = Passes::default();
+    // One spelling for views: a jet that is a single atom becomes that atom.
+    let mut graph = expand(&graph, &|node| !is_single_atom(&graph, node))?;
+    if foreign {
+        graph = run(graph, &recognition(), &mut log)?;
+    }
+    // After recognition, so that a jet's constants are still where its definition has them.
+    graph = run(graph, &[folding()], &mut log)?;
+    // Last, since it takes whole jets.
+    graph = run(graph, &fuse::rules(backends), &mut log)?;
+    Ok((sweep(&graph)?, log))
+}
+
+fn run(graph: Graph, rules: &[Rule<'_>], log: &mut Passes) -> Result<Graph, IrError> {
+    let (graph, applied) = apply_rules(graph, rules)?;
+    log.applied.extend(applied);
+    if cfg!(debug_assertions) {
+        verify(&graph)?;
+    }
+    Ok(graph)
+}
+
+fn is_single_atom(graph: &Graph, node: &Node) -> bool {
+    let Op::Jet(jet, attrs) = &node.op else { return false };
+    let facts: Vec<Fact> = node.inputs.iter().map(|&v| graph.fact(v).clone()).collect();
+    jet.instantiate(&facts, attrs).is_ok_and(|g| g.nodes.len() <= 1)
+}
+
+/// One rule per jet, the largest definition first, so that a jet is not hidden by one of its parts.
+fn recognition() -> Vec<Rule<'static>> {
+    let size = |jet: &cyb_ir::Jet| {
+        let signature = (jet.signatures)().into_iter().next();
+        let graph = signature.and_then(|s| jet.instantiate(&s.inputs, &s.attrs).ok());
+        graph.map_or(0, |g| g.nodes.len())
+    };
+    let mut jets: Vec<_> = JETS.iter().copied().filter(|jet| size(jet) > 1).collect();
+    jets.sort_by_key(|jet| std::cmp::Reverse(size(jet)));
+    let rule = |jet: &'static cyb_ir::Jet| Rule {
+        name: jet.name,
+        apply: Box::new(move |graph, id| recognize(graph, id, jet)),
+    };
+    jets.into_iter().map(rule).collect()
+}
+
+fn recognize(graph: &Graph, id: NodeId, jet: &'static cyb_ir::Jet) -> Outcome {
+    let node = graph.node(id);
+    if matches!(node.op, Op::Jet(..)) {
+        return Outcome::NoMatch;
+    }
+    let root = node.outputs[0];
+    match match_jet(graph, root, jet) {
+        Ok(None) => Outcome::NoMatch,
+        Ok(Some(found)) => {
+            let mut patch = Patch::new();
+            let inputs = found.inputs.iter().map(|&v| Tap::Old(v)).collect();
+            let call = patch.push(Op::Jet(jet, found.attrs), inputs);
+            patch.shunt(root, Tap::New(call, 0));
+            Outcome::Rewrite(patch)
+        }
+        Err(why) => Outcome::Rejected(why.to_string()),
+    }
+}
+
+/// Computes what depends on constants only. Weights are left in their own format.
+fn folding() -> Rule<'static> {
+    Rule { name: "fold", apply: Box::new(fold) }
+}
+
+fn fold(graph: &Graph, id: NodeId) -> Outcome {
+    let node = graph.node(id);
+    let constant = |v: &cyb_ir::ValueId| match &graph.value(*v).source {
+        Source::Const(tensor) => Some(tensor.clone()),
+        _ => None,
+    };
+    let Some(inputs) = node.inputs.iter().map(constant).collect::<Option<Vec<_>>>() else {
+        return Outcome::NoMatch;
+    };
+    let size = |fact: &Fact| {
+        let shape: Option<Vec<usize>> = fact.shape.iter().map(|d| d.known()).collect();
+        cyb_tensor::byte_len(fact.dtype, &shape?).ok()
+    };
+    let sizes: Option<usize> = node.outputs.iter().map(|&v| size(graph.fact(v))).sum();
+    if sizes.is_none_or(|n| n > FOLD_LIMIT_BYTES) {
+        return Outcome::NoEffect;
+    }
+    match evaluate_node(&node.op, &inputs, &Bindings::new()) {
+        Ok(outputs) => {
+            let mut patch = Patch::new();
+            for (&old, new) in node.outputs.iter().zip(outputs) {
+                patch.shunt(old, Tap::Const(new));
+            }
+            Outcome::Rewrite(patch)
+        }
+        Err(why) => Outcome::Rejected(why.to_string()),
+    }
+}

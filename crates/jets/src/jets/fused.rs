@@ -1,0 +1,127 @@
+//! Products fused with what surrounds them. Models do not say these: the fusion pass makes them for
+//! backends that have kernels.
+
+use cyb_ir::{Attrs, Builder, Case, Fact, Fill, IrError, Jet, Signature, Tolerance, ValueId};
+use cyb_tensor::{DType, Dim};
+
+use super::{GEGLU, LINEAR, SWIGLU};
+use crate::sugar::{Defined, arity};
+
+/// The tolerance of [`LINEAR`].
+const PRODUCT: Tolerance = Tolerance { absolute: 1e-4, relative: 2e-2 };
+
+fn linear(b: &mut Builder, inputs: &[ValueId]) -> Result<ValueId, IrError> {
+    Ok((LINEAR.define)(b, inputs, &Attrs::new())?[0])
+}
+
+fn matrix(a: &str, b: &str) -> Fact {
+    Fact::new(DType::F32, [Dim::symbol(a), Dim::symbol(b)])
+}
+
+/// `linear_add(x[..., K], w[N, K], residual[..., N]) = residual + x · wᵀ`.
+pub static LINEAR_ADD: Jet = Jet {
+    name: "linear_add",
+    summary: "product added to a residual",
+    define: |b, inputs, _| {
+        arity("linear_add", inputs, 3..=3)?;
+        let y = linear(b, &inputs[..2])?;
+        Ok(vec![b.add(inputs[2], y)?])
+    },
+    signatures: || {
+        let inputs = vec![matrix("d0", "k"), matrix("n", "k"), matrix("d0", "n")];
+        vec![Signature { inputs, attrs: Attrs::new() }]
+    },
+    cases: || {
+        [(DType::Q4_K, 1), (DType::Q8_0, 5), (DType::F32, 3)]
+            .map(|(dtype, m)| {
+                Case::new(format!("{dtype} {m}"), Attrs::new())
+                    .normal(&[m, 256])
+                    .input(dtype, &[37, 256], Fill::Normal(0.5))
+                    .normal(&[m, 37])
+            })
+            .into()
+    },
+    tolerance: PRODUCT,
+    in_place: &[],
+};
+
+/// `linear_many{bias}(x[..., K], w1[N1, K], ..., wn, b1[N1]?, ..., bn?) -> n outputs`: products that
+/// share their input, with biases for all or for none.
+pub static LINEAR_MANY: Jet = Jet {
+    name: "linear_many",
+    summary: "several products of one input",
+    define: define_many,
+    signatures: || {
+        let inputs = vec![matrix("d0", "k"), matrix("n", "k"), matrix("m", "k")];
+        vec![Signature { inputs, attrs: Attrs::new().with("bias", false) }]
+    },
+    cases: || {
+        let mut cases = Vec::new();
+        for (m, dtypes) in [(1, [DType::Q4_K, DType::Q6_K]), (6, [DType::Q5_0, DType::Q5_0])] {
+            for bias in [false, true] {
+                let mut case = Case::new(format!("{m} {bias}"), Attrs::new().with("bias", bias));
+                case = case.normal(&[m, 256]);
+                for (dtype, n) in dtypes.into_iter().zip([48, 21]) {
+                    case = case.input(dtype, &[n, 256], Fill::Normal(0.5));
+                }
+                cases.push(if bias { case.normal(&[48]).normal(&[21]) } else { case });
+            }
+        }
+        cases
+    },
+    tolerance: PRODUCT,
+    in_place: &[],
+};
+
+fn define_many(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {
+    arity("linear_many", inputs, 2..=usize::MAX)?;
+    let (x, rest) = (inputs[0], &inputs[1..]);
+    if !attrs.flag("bias")? {
+        return rest.iter().map(|&w| linear(b, &[x, w])).collect();
+    }
+    let (weights, biases) = rest.split_at(rest.len() / 2);
+    weights.iter().zip(biases).map(|(&w, &bias)| linear(b, &[x, w, bias])).collect()
+}
+
+/// `gated_linear{activation}(gate[..., K], up[..., K], w[N, K], residual[..., N]?)`: the product of
+/// `activation(gate) * up`, added to the residual if there is one. `activation` is `silu`, or a
+/// form of GELU: `none`, `tanh`, `quick`.
+pub static GATED_LINEAR: Jet = Jet {
+    name: "gated_linear",
+    summary: "product of a gated activation",
+    define: |b, inputs, attrs| {
+        arity("gated_linear", inputs, 3..=4)?;
+        let gated = match attrs.text("activation")? {
+            "silu" => (SWIGLU.define)(b, &inputs[..2], &Attrs::new())?[0],
+            form => {
+                let attrs = Attrs::new().with("approximate", form);
+                (GEGLU.define)(b, &inputs[..2], &attrs)?[0]
+            }
+        };
+        let y = linear(b, &[gated, inputs[2]])?;
+        match inputs.get(3) {
+            Some(&residual) => Ok(vec![b.add(residual, y)?]),
+            None => Ok(vec![y]),
+        }
+    },
+    signatures: || {
+        let inputs = vec![matrix("d0", "k"), matrix("d0", "k"), matrix("n", "k")];
+        vec![Signature { inputs, attrs: Attrs::new().with("activation", "silu") }]
+    },
+    cases: || {
+        let mut cases = Vec::new();
+        for activation in ["silu", "tanh", "none", "quick"] {
+            for (dtype, m) in [(DType::Q4_K, 1), (DType::Q8_0, 5), (DType::F32, 3)] {
+                let attrs = Attrs::new().with("activation", activation);
+                let case = Case::new(format!("{activation} {dtype} {m}"), attrs)
+                    .normal(&[m, 256])
+                    .normal(&[m, 256])
+                    .input(dtype, &[37, 256], Fill::Normal(0.5));
+                cases.push(if m == 5 { case } else { case.normal(&[m, 37]) });
+            }
+        }
+        cases
+    },
+    tolerance: PRODUCT,
+    in_place: &[],
+};
