@@ -401,11 +401,19 @@ mod tests {
         let ns = namespace(None, None);
         let block = pool.allocate().unwrap();
         pool.register(block, PrefixId::START, &ns, &[1, 2]).unwrap();
-        // As if [3, 4] had the hash of [1, 2].
-        let hash = pool.hash(PrefixId::START, &ns, &[3, 4]);
-        pool.index.insert(hash, block);
-        assert_eq!(pool.lookup(PrefixId::START, &ns, &[3, 4]), None);
-        let other = pool.allocate().unwrap();
-        assert_eq!(pool.register(other, PrefixId::START, &ns, &[3, 4]), None);
+        // As if other tokens, another namespace and another history had the hash of this block.
+        let salted = namespace(None, Some("s"));
+        let history = PrefixId(77);
+        for (parent, ns, tokens) in [
+            (PrefixId::START, &ns, [3, 4]),
+            (PrefixId::START, &salted, [1, 2]),
+            (history, &ns, [1, 2]),
+        ] {
+            let hash = pool.hash(parent, ns, &tokens);
+            pool.index.insert(hash, block);
+            assert_eq!(pool.lookup(parent, ns, &tokens), None);
+            let other = BlockId(1);
+            assert_eq!(pool.register(other, parent, ns, &tokens), None);
+        }
     }
 }

@@ -2,6 +2,8 @@
 //! states that transformers computes for them: in one pass and in chunks, below, at and past the
 //! sliding window and the original context of a scaled rope.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

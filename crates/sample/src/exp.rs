@@ -39,14 +39,13 @@ const LANES: usize = 16;
 /// of bounded size and add the results in `f64`.
 pub(crate) fn sum_exp(block: &[f32], max: f32, inv_t: f32) -> f64 {
     let mut lanes = [0.0f32; LANES];
-    let mut chunks = block.chunks_exact(LANES);
-    for chunk in &mut chunks {
+    let (chunks, tail) = block.as_chunks::<LANES>();
+    for chunk in chunks {
         for (lane, &x) in lanes.iter_mut().zip(chunk) {
             *lane += exp_nonpositive((x - max) * inv_t);
         }
     }
-    let tail: f64 =
-        chunks.remainder().iter().map(|&x| f64::from(exp_nonpositive((x - max) * inv_t))).sum();
+    let tail: f64 = tail.iter().map(|&x| f64::from(exp_nonpositive((x - max) * inv_t))).sum();
     lanes.iter().map(|&l| f64::from(l)).sum::<f64>() + tail
 }
 

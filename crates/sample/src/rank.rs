@@ -43,28 +43,43 @@ fn key_logit(key: u64) -> f32 {
     f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
 }
 
+/// The largest number of a chunk, and a number that is not zero if any is NaN. Sixteen lanes, so that
+/// compilers use vectors.
+fn chunk_max(chunk: &[f32; CHUNK]) -> (f32, u32) {
+    const LANES: usize = 16;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut nans = [0u32; LANES];
+    for part in chunk.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            lanes[i] = if part[i] > lanes[i] { part[i] } else { lanes[i] };
+            nans[i] |= u32::from(part[i].is_nan());
+        }
+    }
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = if lanes[i + half] > lanes[i] { lanes[i + half] } else { lanes[i] };
+            nans[i] |= nans[i + half];
+        }
+    }
+    (lanes[0], nans[0])
+}
+
 /// Fills `maxima` with the largest logit of every chunk; an error names the first token that is not
 /// a number or is plus infinity, or says that no token is possible.
 fn scan(logits: &[f32], maxima: &mut Vec<f32>) -> Result<f32, SampleError> {
-    const LANES: usize = 16;
     maxima.clear();
-    let mut has_nan = false;
+    let mut nans = 0;
     let mut best = f32::NEG_INFINITY;
-    for chunk in logits.chunks(CHUNK) {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let mut nans = [false; LANES];
-        for part in chunk.chunks(LANES) {
-            for ((lane, nan), &x) in lanes.iter_mut().zip(&mut nans).zip(part) {
-                *lane = if x > *lane { x } else { *lane };
-                *nan |= x.is_nan();
-            }
-        }
-        has_nan |= nans.contains(&true);
-        let max = lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-        best = best.max(max);
+    let (chunks, tail) = logits.as_chunks::<CHUNK>();
+    let mut padded = [f32::NEG_INFINITY; CHUNK];
+    padded[..tail.len()].copy_from_slice(tail);
+    for chunk in chunks.iter().chain((!tail.is_empty()).then_some(&padded)) {
+        let (max, chunk_nans) = chunk_max(chunk);
+        nans |= chunk_nans;
+        best = if max > best { max } else { best };
         maxima.push(max);
     }
-    if has_nan || best == f32::INFINITY {
+    if nans != 0 || best == f32::INFINITY {
         let token = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY).unwrap_or(0);
         return Err(SampleError::NotFinite { token: token as u32, logit: logits[token] });
     }

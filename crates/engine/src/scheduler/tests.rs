@@ -104,6 +104,23 @@ fn the_youngest_makes_room_and_returns_first() {
 }
 
 #[test]
+fn the_budget_of_a_victim_goes_to_others() {
+    let mut s =
+        Scheduler::new(Config { n_blocks: 28, block_size: 1, chunk: 3, ..Config::default() });
+    s.submit(&[1; 20], 25, Namespace::default()).unwrap();
+    s.submit(&[2; 6], 25, Namespace::default()).unwrap();
+    s.submit(&[3], 25, Namespace::default()).unwrap();
+    assert_eq!(counts(&step(&mut s, 7, 9)), [(1, 3), (2, 3), (3, 1)]);
+    for _ in 0..5 {
+        assert_eq!(counts(&step(&mut s, 4, 9)), [(3, 1), (1, 3)]);
+    }
+    // One block is free. The third sequence is planned with it, then preempted by the first, and
+    // its token of the budget lets the second have two.
+    assert_eq!(counts(&step(&mut s, 4, 9)), [(1, 2), (2, 2)]);
+    assert_eq!(s.stats().preemptions, 1);
+}
+
+#[test]
 fn a_prefix_hit_never_covers_the_last_token() {
     let mut s = scheduler(16, 4);
     let prompt: Vec<u32> = (0..8).collect();
