@@ -10,11 +10,16 @@ pub(crate) fn top_k(ranking: &mut Ranking<'_>, k: usize) {
 
 /// Keeps the fewest tokens whose probabilities add up to `p` or more (Holtzman et al., "The curious
 /// case of neural text degeneration", 2020). Probabilities are those of the tokens that are left.
-pub(crate) fn top_p(ranking: &mut Ranking<'_>, p: f64) {
+///
+/// Tokens of less than `floor` times the highest probability are about to be dropped by min-p: when
+/// the search comes to them it ends, and the long tail is never ranked.
+pub(crate) fn top_p(ranking: &mut Ranking<'_>, p: f64, floor: f64) {
     let target = p * ranking.mass();
     let mut mass = 0.0;
     let mut n = 0;
-    while let Some(weight) = ranking.weight(n) {
+    while let Some(weight) = ranking.weight(n)
+        && (weight >= floor || n == 0)
+    {
         mass += weight;
         n += 1;
         if mass >= target {

@@ -163,7 +163,7 @@ impl Sampler {
             filter::top_k(ranking, k);
         }
         if top_p < 1.0 {
-            filter::top_p(ranking, f64::from(top_p));
+            filter::top_p(ranking, f64::from(top_p), f64::from(min_p));
         }
         if min_p > 0.0 {
             filter::min_p(ranking, f64::from(min_p));
