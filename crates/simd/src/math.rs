@@ -99,7 +99,7 @@ pub fn gelu_erf<S: Isa>(s: S, x: S::F) -> S::F {
 pub fn gelu_tanh<S: Isa>(s: S, x: S::F) -> S::F {
     let cube = s.mul(s.mul(x, x), x);
     let inner = s.fma(cube, s.splat(0.044_715), x);
-    let t = tanh(s, s.mul(inner, s.splat(0.797_884_56)));
+    let t = tanh(s, s.mul(inner, s.splat(0.797_884_6)));
     s.mul(s.mul(x, s.splat(0.5)), s.add(t, s.splat(1.0)))
 }
 

@@ -50,7 +50,7 @@ impl Isa for Portable {
     type X = [i8; 4];
     type D = [i32; LANES];
 
-    #[inline(always)]
+    #[inline(never)]
     fn run<Op: SimdOp>(self, op: Op) -> Op::Output {
         op.eval(self)
     }

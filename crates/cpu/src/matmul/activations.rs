@@ -321,11 +321,9 @@ impl SimdOp for Quantize<'_> {
                             }
                             Source::Gated { gate, up, activation } => {
                                 let (g, u) = (gate.as_ptr().add(at), up.as_ptr().add(at));
-                                let one = |i| {
-                                    let gated = activation.apply(s, s.load(g.add(i)));
-                                    s.mul(gated, s.load(u.add(i)))
-                                };
-                                (one(0), one(LANES))
+                                let low = s.mul(activation.apply(s, s.load(g)), s.load(u));
+                                let (g, u) = (g.add(LANES), u.add(LANES));
+                                (low, s.mul(activation.apply(s, s.load(g)), s.load(u)))
                             }
                         }
                     }

@@ -1,9 +1,12 @@
 //! Products with weights in floating point: tiles of 16 rows, `k` by `k`, one fused multiply-add
 //! for each in the order of `k`, whatever the register tile.
 
+use std::ops::Range;
+
 use cyb_simd::{Isa, LANES};
 
 use super::codec::ROWS;
+use super::output::Sink;
 
 /// How weights are stored.
 pub(super) trait Element: Copy {
@@ -71,8 +74,8 @@ unsafe fn product<S: Isa, E: Element, const R: usize, const T: usize>(
     x: *const f32,
     stride: usize,
     k: usize,
-) -> [[S::F; T]; R] {
-    let mut acc = [[s.splat(0.0); T]; R];
+) -> [[S::F; R]; T] {
+    let mut acc = [[s.splat(0.0); R]; T];
     for i in 0..k {
         // SAFETY: the caller's contract.
         unsafe {
@@ -80,10 +83,10 @@ unsafe fn product<S: Isa, E: Element, const R: usize, const T: usize>(
             for (r, v) in weights.iter_mut().enumerate() {
                 *v = E::load(s, w.add(r * tile_bytes + i * ROWS * E::BYTES));
             }
-            for t in 0..T {
+            for (t, acc) in acc.iter_mut().enumerate() {
                 let v = s.splat(*x.add(t * stride + i));
-                for r in 0..R {
-                    acc[r][t] = s.fma(weights[r], v, acc[r][t]);
+                for (acc, w) in acc.iter_mut().zip(&weights) {
+                    *acc = s.fma(*w, v, *acc);
                 }
             }
         }
@@ -91,60 +94,69 @@ unsafe fn product<S: Isa, E: Element, const R: usize, const T: usize>(
     acc
 }
 
-/// The products of `tiles` tiles of weights at `w` with rows `rows` of `x`.
+/// Neighboring tiles of weights.
+pub(super) struct Tiles {
+    pub(super) bytes: *const u8,
+    pub(super) tile_bytes: usize,
+    /// Their place in the matrix.
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+/// Puts the products of `w` with rows `rows` of `x` into `sink`.
 ///
 /// # Safety
-/// The tiles hold `k` values a row, and so do the rows of `x`.
+/// The tiles hold `k` values a row, and so do the rows of `x`; the output is the caller's.
 #[inline(always)]
 pub(super) unsafe fn tiles<S: Isa, E: Element>(
     s: S,
-    w: *const u8,
-    tile_bytes: usize,
-    tiles: usize,
+    w: &Tiles,
     x: &FloatRows<'_>,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     k: usize,
-    mut emit: impl FnMut(usize, usize, S::F),
+    sink: &Sink<'_>,
 ) {
     let mut tile = 0;
-    while tile < tiles {
-        let left = tiles - tile;
+    while tile < w.count {
         // SAFETY: `tile` is one of the tiles.
-        let w = unsafe { w.add(tile * tile_bytes) };
+        let bytes = unsafe { w.bytes.add(tile * w.tile_bytes) };
         let mut row = rows.start;
         macro_rules! step {
             ($r:literal, $t:literal) => {{
                 // SAFETY: the caller's contract; `row` is one of the rows.
-                let acc = unsafe {
+                unsafe {
                     let x_row = x.values.as_ptr().add(row * x.stride);
-                    product::<S, E, $r, $t>(s, w, tile_bytes, x_row, x.stride, k)
-                };
-                for (r, acc) in acc.into_iter().enumerate() {
+                    let acc = product::<S, E, $r, $t>(s, bytes, w.tile_bytes, x_row, x.stride, k);
                     for (t, acc) in acc.into_iter().enumerate() {
-                        emit(tile + r, row + t, acc);
+                        for (r, acc) in acc.into_iter().enumerate() {
+                            sink.put(s, w.first + tile + r, row + t, acc);
+                        }
                     }
                 }
                 row += $t;
             }};
         }
-        macro_rules! rows {
-            ($r:literal) => {{
-                while row < rows.end {
-                    match rows.end - row {
-                        COLUMNS.. => step!($r, 6),
-                        3.. => step!($r, 3),
-                        _ => step!($r, 1),
-                    }
-                }
-            }};
-        }
         // Wide tiles only where the registers hold them, or for single rows.
-        let wide = S::TILE_COLUMNS >= 12 || rows.len() < 3;
-        if wide && left >= TILES {
-            rows!(4);
+        if w.count - tile >= TILES && rows.len() < 3 {
+            while row < rows.end {
+                step!(4, 1);
+            }
+            tile += TILES;
+        } else if const { S::TILE_COLUMNS >= 12 } && w.count - tile >= TILES {
+            while rows.end - row >= COLUMNS {
+                step!(4, 6);
+            }
+            while row < rows.end {
+                step!(4, 1);
+            }
             tile += TILES;
         } else {
-            rows!(1);
+            while rows.end - row >= COLUMNS {
+                step!(1, 6);
+            }
+            while row < rows.end {
+                step!(1, 1);
+            }
             tile += 1;
         }
     }

@@ -13,6 +13,7 @@ use cyb_tensor::{DType, quant};
 
 use super::activations::{ActivationRows, BLOCK, INTERLEAVE, TilePtr, offset_table};
 use super::codec::{Codec, ROWS, STEP, Unpacked};
+use super::output::Sink;
 
 /// Groups of interleaved rows in the widest register tile.
 const MAX_GROUPS: usize = 3;
@@ -85,6 +86,25 @@ macro_rules! unroll {
     };
 }
 
+/// What the dot product of row `t` with the `half`th group of a block starts from.
+///
+/// # Safety
+/// The row and the block are inside the activations.
+#[inline(always)]
+unsafe fn init<S: Isa, C: Codec, const I: usize>(
+    x: &[TilePtr; MAX_GROUPS],
+    t: usize,
+    block: usize,
+    half: usize,
+) -> i32 {
+    if !const { has_init::<S, C>() } {
+        return 0;
+    }
+    let groups = BLOCK / C::GROUP;
+    // SAFETY: the caller's contract.
+    unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
+}
+
 /// Adds the products of one 32-block to `acc`. `T` rows, interleaved by `I`.
 ///
 /// # Safety
@@ -99,22 +119,15 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     j: usize,
     acc: &mut [S::F; T],
 ) {
-    let groups = BLOCK / C::GROUP;
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
-    let init = |t: usize, half: usize| {
-        if !const { has_init::<S, C>() } {
-            return 0;
-        }
-        // SAFETY: the caller's contract.
-        unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
-    };
     let mut dots = [s.dot_start(0); T];
     unroll!(S: g in 0..8; {
         let half = g / steps;
-        if g % steps == 0 {
+        if g.is_multiple_of(steps) {
             for (t, dot) in dots.iter_mut().enumerate() {
-                *dot = s.dot_start(init(t, half));
+                // SAFETY: the caller's contract.
+                *dot = s.dot_start(unsafe { init::<S, C, I>(x, t, block, half) });
             }
         }
         // SAFETY: the caller's contract.
@@ -128,13 +141,15 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
                 s.dot_unsigned(*dot, codes, xs)
             };
         }
-        if (g + 1) % steps == 0 {
+        if (g + 1).is_multiple_of(steps) {
             // SAFETY: the caller's contract.
             let scale = unsafe { w.scale(s, head, block, half) };
             for (t, acc) in acc.iter_mut().enumerate() {
-                let sum = s.to_float(s.dot_finish(dots[t], init(t, half)));
                 // SAFETY: the caller's contract.
-                let xs = s.splat(unsafe { *x[t / I].scales.add(block * I + t % I) });
+                let (init, xs) = unsafe {
+                    (init::<S, C, I>(x, t, block, half), *x[t / I].scales.add(block * I + t % I))
+                };
+                let (sum, xs) = (s.to_float(s.dot_finish(dots[t], init)), s.splat(xs));
                 *acc = s.fma(sum, s.mul(scale, xs), *acc);
             }
             if C::MINS {
@@ -152,7 +167,7 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
                     *acc = s.fma(min, sum, *acc);
                 }
             }
-        } else if (g + 1) % fold == 0 {
+        } else if (g + 1).is_multiple_of(fold) {
             for dot in &mut dots {
                 *dot = s.dot_fold(*dot);
             }
@@ -255,58 +270,73 @@ impl Scratch {
     }
 }
 
-/// The products of one tile of weights with up to [`FEW`] rows, unpacked on the way. `emit(row,
-/// sums)` receives the 16 results of each row.
+/// Puts the products of one tile of weights with up to [`FEW`] rows into `sink`, unpacking on the
+/// way.
 ///
 /// # Safety
-/// `w` holds `x.blocks()` blocks; the rows of `x` are not interleaved.
+/// `w` holds `x.blocks()` blocks; the rows of `x` are not interleaved; `tile` of the output is the
+/// caller's.
 #[inline(always)]
 pub(super) unsafe fn few<S: Isa, C: Codec>(
     s: S,
     w: C,
     x: &ActivationRows<'_>,
-    mut emit: impl FnMut(usize, S::F),
+    sink: &Sink<'_>,
+    tile: usize,
 ) {
     for row in 0..x.rows() {
         let mut acc = [s.splat(0.0)];
         // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
         unsafe {
-            let tile = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
-            product::<S, C, 1, 1>(s, w, &[tile; MAX_GROUPS], x.blocks(), &mut acc);
+            let at = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
+            product::<S, C, 1, 1>(s, w, &[at; MAX_GROUPS], x.blocks(), &mut acc);
+            sink.put(s, tile, row, acc[0]);
         }
-        emit(row, acc[0]);
     }
 }
 
-/// The products of one tile of weights with the rows `first_row..first_row + rows` (at most
-/// [`TOKENS`]; `first_row` a multiple of the interleave). `unpack(first block, blocks, target)`
-/// unpacks a stretch of weights, which is multiplied with all rows, partial sums in `scratch`.
+/// Weights of a tile that can be unpacked.
+pub(super) trait Weights<S: Isa> {
+    fn shape(&self) -> Shape;
+    /// Unpacks `blocks` 32-blocks from `first`, a multiple of [`STRETCH`].
+    ///
+    /// # Safety
+    /// The tile holds the blocks, and `to` has room for them.
+    unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target);
+}
+
+/// Puts the products of one tile of weights with the rows `first_row..first_row + rows` (at most
+/// [`TOKENS`]; `first_row` a multiple of the interleave) into `sink`. Each stretch of weights is
+/// unpacked once and multiplied with all rows, partial sums in `scratch`.
 ///
 /// # Safety
-/// `unpack` fills the target in the form `shape` says; the rows are rows of `x`.
+/// `w` holds `x.blocks()` blocks; the rows are rows of `x`; `tile` of their output is the caller's.
 #[inline(always)]
-pub(super) unsafe fn many<S: Isa>(
+pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     s: S,
-    shape: Shape,
+    w: &W,
     x: &ActivationRows<'_>,
     (first_row, rows): (usize, usize),
     scratch: &mut Scratch,
-    unpack: impl Fn(usize, usize, Target),
-    mut emit: impl FnMut(usize, S::F),
+    sink: &Sink<'_>,
+    tile: usize,
 ) {
     let sums = scratch.acc.as_mut_ptr().cast::<f32>();
+    let weights = scratch.target();
+    let shape = w.shape();
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
-        let target = scratch.target();
-        unpack(first, blocks, target);
-        let stretch =
-            Stretch { x: *x, shape, first, blocks, first_row, rows, weights: target, sums };
-        // SAFETY: the caller's contract; `sums` has room for the padded rows.
-        unsafe { stretch.multiply(s) };
+        let stretch = Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums };
+        // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
+        // caller's contract.
+        unsafe {
+            w.unpack(s, first, blocks, weights);
+            stretch.multiply(s);
+        }
     }
     for row in 0..rows {
-        // SAFETY: the sums of all rows are written.
-        emit(first_row + row, unsafe { s.load(sums.add(row * LANES)) });
+        // SAFETY: the sums of all rows are written; the rest is the caller's contract.
+        unsafe { sink.put(s, tile, first_row + row, s.load(sums.add(row * LANES))) };
     }
 }
 

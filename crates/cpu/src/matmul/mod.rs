@@ -11,6 +11,7 @@ mod activations;
 mod codec;
 mod float;
 mod kernel;
+mod output;
 mod retile;
 
 #[cfg(test)]
@@ -19,16 +20,18 @@ mod tests;
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicUsize;
 
-use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
+use cyb_simd::{AnyIsa, Isa, SimdOp};
 use cyb_tensor::{DType, quant};
 
 use crate::memory::{OutOfMemory, Region, WeightMemory};
-use crate::team::{Team, TeamError, Worker};
+use crate::team::{Chunks, Team, TeamError, Worker};
 use codec::ROWS;
-use kernel::{FEW, STRETCH, Scratch, Shape, TOKENS, Target};
+use kernel::{FEW, STRETCH, Scratch, Shape, TOKENS, Target, Weights};
+use output::Sink;
 
 pub use activations::{ActivationRows, Activations, BLOCK, Gate, Source};
 pub use float::FloatRows;
+pub use output::{Epilogue, Output};
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
 const UNIT_BYTES: usize = 24 << 10;
@@ -281,41 +284,6 @@ impl Input<'_> {
     }
 }
 
-/// Where results go: row `i` to `values[i * stride..][..n]`, written by several workers at once.
-#[derive(Clone, Copy, Debug)]
-pub struct Output<'a> {
-    start: *mut f32,
-    len: usize,
-    stride: usize,
-    _owner: PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: it borrows the values exclusively, and workers write disjoint parts (see `matmul`).
-unsafe impl Send for Output<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Output<'_> {}
-
-impl<'a> Output<'a> {
-    pub fn new(values: &'a mut [f32], stride: usize) -> Output<'a> {
-        Output { start: values.as_mut_ptr(), len: values.len(), stride, _owner: PhantomData }
-    }
-
-    /// # Safety
-    /// `start` is valid for `len` floats for `'a`, and nothing but this product accesses them.
-    pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Output<'a> {
-        Output { start, len, stride, _owner: PhantomData }
-    }
-}
-
-/// What is done with a result before it is stored, in this order.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
-    /// Added, one value a column.
-    pub bias: Option<&'a [f32]>,
-    /// Adds to what the output holds instead of replacing it.
-    pub accumulate: bool,
-}
-
 /// This worker's part of a product.
 ///
 /// # Safety
@@ -338,8 +306,7 @@ pub unsafe fn matmul(
     if rows == 0 || w.n == 0 {
         return;
     }
-    assert!(out.stride >= w.n || rows == 1, "output rows overlap");
-    assert!(out.len >= (rows - 1) * out.stride + w.n, "the output is too short");
+    out.check(rows, w.n);
     assert!(epilogue.bias.is_none_or(|b| b.len() >= w.n), "the bias is too short");
     let sink = Sink { out, n: w.n, epilogue };
     macro_rules! quantized {
@@ -381,64 +348,51 @@ pub unsafe fn matmul(
     }
 }
 
-/// Stores results.
-#[derive(Clone, Copy)]
-struct Sink<'a> {
-    out: Output<'a>,
-    n: usize,
-    epilogue: Epilogue<'a>,
+/// The tiles and rows that this worker computes, unit by unit.
+struct Units<'a> {
+    chunks: Chunks<'a>,
+    tiles: usize,
+    tiles_per_unit: usize,
+    rows: usize,
+    rows_per_unit: usize,
 }
 
-impl Sink<'_> {
-    /// # Safety
-    /// `tile` is a tile of the weights and `row` a row of the input; nobody else accesses the
-    /// output there.
-    #[inline(always)]
-    unsafe fn put<S: Isa>(&self, s: S, tile: usize, row: usize, mut v: S::F) {
-        let column = tile * ROWS;
-        let count = LANES.min(self.n - column);
-        if let Some(bias) = self.epilogue.bias {
-            v = s.add(v, s.load_partial(&bias[column..column + count]));
-        }
-        // SAFETY: `matmul` checked that the output holds `n` columns of every row; the rest is the
-        // caller's contract.
-        let out = unsafe {
-            std::slice::from_raw_parts_mut(
-                self.out.start.add(row * self.out.stride + column),
-                count,
-            )
-        };
-        if self.epilogue.accumulate {
-            v = s.add(v, s.load_partial(out));
-        }
-        s.store_partial(out, v);
+/// Tiles `first_tile..first_tile + tiles` times rows `first_row..first_row + rows`.
+struct Unit {
+    first_tile: usize,
+    tiles: usize,
+    first_row: usize,
+    rows: usize,
+}
+
+impl<'a> Units<'a> {
+    fn new(
+        worker: &Worker<'_>,
+        counter: &'a AtomicUsize,
+        (tiles, tiles_per_unit): (usize, usize),
+        (rows, rows_per_unit): (usize, usize),
+    ) -> Units<'a> {
+        let units = tiles.div_ceil(tiles_per_unit) * rows.div_ceil(rows_per_unit);
+        let chunks = worker.chunks(counter, units);
+        Units { chunks, tiles, tiles_per_unit, rows, rows_per_unit }
     }
 }
 
-/// Calls `few(first tile, tiles)` or `many(tile, first row, rows)` for this worker's units.
-#[inline(always)]
-fn units(
-    w: &PackedMatrix,
-    rows: usize,
-    is_few: bool,
-    worker: &Worker<'_>,
-    counter: &AtomicUsize,
-    mut few: impl FnMut(usize, usize),
-    mut many: impl FnMut(usize, usize, usize),
-) {
-    let tiles = w.tiles();
-    if is_few {
-        let tiles_per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
-        for unit in worker.chunks(counter, tiles.div_ceil(tiles_per_unit)) {
-            let first = unit * tiles_per_unit;
-            few(first, tiles_per_unit.min(tiles - first));
-        }
-    } else {
-        // Tiles vary fastest, so that workers share a block of activations in the outer caches.
-        for unit in worker.chunks(counter, tiles * rows.div_ceil(TOKENS)) {
-            let (tile, first) = (unit % tiles, unit / tiles * TOKENS);
-            many(tile, first, TOKENS.min(rows - first));
-        }
+impl Iterator for Units<'_> {
+    type Item = Unit;
+
+    /// Tiles vary fastest, so that workers share a block of activations in the outer caches.
+    fn next(&mut self) -> Option<Unit> {
+        let unit = self.chunks.next()?;
+        let across = self.tiles.div_ceil(self.tiles_per_unit);
+        let first_tile = unit % across * self.tiles_per_unit;
+        let first_row = unit / across * self.rows_per_unit;
+        Some(Unit {
+            first_tile,
+            tiles: self.tiles_per_unit.min(self.tiles - first_tile),
+            first_row,
+            rows: self.rows_per_unit.min(self.rows - first_row),
+        })
     }
 }
 
@@ -458,82 +412,97 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
     fn eval<S: Isa>(self, s: S) {
         let Tiled { w, x, sink, worker, counter, at } = self;
         let blocks = w.blocks();
-        let bytes = w.region.as_slice().as_ptr();
-        // SAFETY: tiles follow one another in the region.
-        let codec = |tile: usize| unsafe { at(bytes.add(tile * w.tile_bytes), blocks) };
+        let few = x.rows() <= FEW;
         let mut scratch = Scratch::new();
-        units(
-            w,
-            x.rows(),
-            x.rows() <= FEW,
-            worker,
-            counter,
-            |first, tiles| {
-                for tile in first..first + tiles {
-                    // SAFETY: the tile holds the blocks of a row of `x`; each tile is one worker's.
-                    unsafe {
-                        kernel::few(s, codec(tile), &x, |row, v| sink.put(s, tile, row, v));
+        let tiles_per_unit = if few { (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64) } else { 1 };
+        let rows_per_unit = if few { FEW } else { TOKENS };
+        let (tiles, rows) = ((w.tiles(), tiles_per_unit), (x.rows(), rows_per_unit));
+        for unit in Units::new(worker, counter, tiles, rows) {
+            for tile in unit.first_tile..unit.first_tile + unit.tiles {
+                // SAFETY: tiles follow one another in the region and hold the blocks of a row of
+                // `x`; each unit is one worker's.
+                unsafe {
+                    let codec = at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes), blocks);
+                    if few {
+                        kernel::few(s, codec, &x, &sink, tile);
+                    } else {
+                        let weights = Tile(codec);
+                        let rows = (unit.first_row, unit.rows);
+                        kernel::many(s, &weights, &x, rows, &mut scratch, &sink, tile);
                     }
                 }
-            },
-            |tile, first, rows| {
-                let w = codec(tile);
-                let shape = const { Shape::of::<S, C>() };
-                // SAFETY: as above; each pair of tile and rows is one worker's.
-                unsafe {
-                    kernel::many(
-                        s,
-                        shape,
-                        &x,
-                        (first, rows),
-                        &mut scratch,
-                        |first, blocks, to| kernel::unpack(s, w, first, blocks, to),
-                        |row, v| sink.put(s, tile, row, v),
-                    );
-                }
-            },
-        );
+            }
+        }
     }
 }
 
-/// Unpacks a stretch of a tile that is still in the file's blocks.
-///
-/// # Safety
-/// See [`kernel::unpack`].
-unsafe fn unpack_native(
-    w: &PackedMatrix,
-    tile: usize,
+/// A tile in a packed format.
+struct Tile<C>(C);
+
+impl<S: Isa, C: codec::Codec> Weights<S> for Tile<C> {
+    #[inline(always)]
+    fn shape(&self) -> Shape {
+        const { Shape::of::<S, C>() }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target) {
+        // SAFETY: the caller's contract.
+        unsafe { kernel::unpack(s, self.0, first, blocks, to) }
+    }
+}
+
+/// A tile that is still in the file's blocks.
+struct NativeTile<'a> {
+    w: &'a PackedMatrix,
     row_bytes: usize,
-    (first, blocks): (usize, usize),
-    to: Target,
-) {
-    let layout = w.dtype.layout();
-    let (group, mins) = (quant::group_size(w.dtype), quant::has_offsets(w.dtype));
-    let mut unpacked = quant::Codes::new();
-    let rows = ROWS.min(w.n - tile * ROWS);
-    for r in 0..ROWS {
-        for b in 0..blocks * BLOCK / layout.block {
-            if r < rows {
-                let row = (tile * ROWS + r) * row_bytes;
-                let at = row + (first * BLOCK / layout.block + b) * layout.bytes;
-                let block = &w.region.as_slice()[at..at + layout.bytes];
-                // It is a block of a quantised dtype, so this cannot fail.
-                let _ = quant::codes(w.dtype, block, &mut unpacked);
-            } else {
-                unpacked = quant::Codes::new();
-            }
-            // SAFETY: the target has room for `blocks` 32-blocks.
-            unsafe {
-                let k = b * layout.block;
-                for (i, codes) in unpacked.codes[..layout.block].chunks_exact(4).enumerate() {
-                    let step = to.codes.add((k / 4 + i) * codec::STEP + 4 * r);
-                    step.cast::<[i8; 4]>()
-                        .write_unaligned([codes[0], codes[1], codes[2], codes[3]]);
+    tile: usize,
+}
+
+impl<S: Isa> Weights<S> for NativeTile<'_> {
+    fn shape(&self) -> Shape {
+        Shape::native::<S>(self.w.dtype)
+    }
+
+    unsafe fn unpack(&self, _s: S, first: usize, blocks: usize, to: Target) {
+        // SAFETY: the caller's contract.
+        unsafe { self.unpack_scalar(first, blocks, to) }
+    }
+}
+
+impl NativeTile<'_> {
+    /// # Safety
+    /// See [`Weights::unpack`].
+    unsafe fn unpack_scalar(&self, first: usize, blocks: usize, to: Target) {
+        let w = self.w;
+        let layout = w.dtype.layout();
+        let (group, mins) = (quant::group_size(w.dtype), quant::has_offsets(w.dtype));
+        let mut unpacked = quant::Codes::new();
+        let rows = ROWS.min(w.n - self.tile * ROWS);
+        for r in 0..ROWS {
+            for b in 0..blocks * BLOCK / layout.block {
+                if r < rows {
+                    let row = (self.tile * ROWS + r) * self.row_bytes;
+                    let at = row + (first * BLOCK / layout.block + b) * layout.bytes;
+                    let block = &w.region.as_slice()[at..at + layout.bytes];
+                    // It is a block of a quantised dtype, so this cannot fail.
+                    let _ = quant::codes(w.dtype, block, &mut unpacked);
+                } else {
+                    unpacked = quant::Codes::new();
                 }
-                for g in 0..layout.block / group {
-                    *to.scales.add((k / group + g) * ROWS + r) = unpacked.scales[g];
-                    if mins {
-                        *to.mins.add((k / group + g) * ROWS + r) = unpacked.offsets[g];
+                // SAFETY: the target has room for `blocks` 32-blocks.
+                unsafe {
+                    let k = b * layout.block;
+                    let steps = unpacked.codes[..layout.block].as_chunks::<4>().0;
+                    for (i, codes) in steps.iter().enumerate() {
+                        let step = to.codes.add((k / 4 + i) * codec::STEP + 4 * r);
+                        step.cast::<[i8; 4]>().write_unaligned(*codes);
+                    }
+                    for g in 0..layout.block / group {
+                        *to.scales.add((k / group + g) * ROWS + r) = unpacked.scales[g];
+                        if mins {
+                            *to.mins.add((k / group + g) * ROWS + r) = unpacked.offsets[g];
+                        }
                     }
                 }
             }
@@ -556,24 +525,14 @@ impl SimdOp for Blocks<'_> {
     fn eval<S: Isa>(self, s: S) {
         let Blocks { w, x, sink, worker, counter } = self;
         let Form::Native { row_bytes } = w.form else { return };
-        let shape = Shape::native::<S>(w.dtype);
         let mut scratch = Scratch::new();
-        let few = |_, _| {};
-        units(w, x.rows(), false, worker, counter, few, |tile, first, rows| {
-            // SAFETY: the tile holds the blocks of a row of `x`; each pair of tile and rows is one
-            // worker's.
-            unsafe {
-                kernel::many(
-                    s,
-                    shape,
-                    &x,
-                    (first, rows),
-                    &mut scratch,
-                    |first, blocks, to| unpack_native(w, tile, row_bytes, (first, blocks), to),
-                    |row, v| sink.put(s, tile, row, v),
-                );
-            }
-        });
+        for unit in Units::new(worker, counter, (w.tiles(), 1), (x.rows(), TOKENS)) {
+            let tile = unit.first_tile;
+            let native = NativeTile { w, row_bytes, tile };
+            let rows = (unit.first_row, unit.rows);
+            // SAFETY: the tile holds the blocks of a row of `x`; each unit is one worker's.
+            unsafe { kernel::many(s, &native, &x, rows, &mut scratch, &sink, tile) };
+        }
     }
 }
 
@@ -596,32 +555,21 @@ impl<E: float::Element> SimdOp for Floats<'_, E> {
         const UNIT_ROWS: usize = 48;
         let Floats { w, x, sink, worker, counter, e: _ } = self;
         let tiles = w.tiles();
-        let tile_units = tiles.div_ceil(UNIT_TILES);
-        for unit in worker.chunks(counter, tile_units * x.rows.div_ceil(UNIT_ROWS)) {
-            let first = unit % tile_units * UNIT_TILES;
-            let row = unit / tile_units * UNIT_ROWS;
-            let count = UNIT_TILES.min(tiles - first);
-            let rows = row..(row + UNIT_ROWS).min(x.rows);
+        let tiles = (tiles, UNIT_TILES);
+        for unit in Units::new(worker, counter, tiles, (x.rows, UNIT_ROWS)) {
             // SAFETY: tiles and rows are inside the region and the input; each unit is one
             // worker's.
             unsafe {
+                let first = unit.first_tile;
                 let bytes = w.region.as_slice().as_ptr().add(first * w.tile_bytes);
-                float::tiles::<S, E>(
-                    s,
-                    bytes,
-                    w.tile_bytes,
-                    count,
-                    &x,
-                    rows,
-                    w.k,
-                    |tile, row, v| {
-                        sink.put(s, first + tile, row, v);
-                    },
-                );
+                let tiles =
+                    float::Tiles { bytes, tile_bytes: w.tile_bytes, first, count: unit.tiles };
+                let rows = unit.first_row..unit.first_row + unit.rows;
+                float::tiles::<S, E>(s, &tiles, &x, rows, w.k, &sink);
             }
         }
     }
 }
 
 /// Native blocks of up to 256 values are whole parts of a stretch.
-const _: () = assert!(STRETCH * BLOCK % 256 == 0);
+const _: () = assert!((STRETCH * BLOCK).is_multiple_of(256));

@@ -1,0 +1,83 @@
+//! Where results of a product go, and what is done with them on the way.
+
+use std::marker::PhantomData;
+
+use cyb_simd::{Isa, LANES};
+
+use super::codec::ROWS;
+
+/// Where results go: row `i` to `values[i * stride..][..n]`, written by several workers at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    start: *mut f32,
+    len: usize,
+    stride: usize,
+    _owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it borrows the values exclusively, and workers write disjoint parts (see `matmul`).
+unsafe impl Send for Output<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    pub fn new(values: &'a mut [f32], stride: usize) -> Output<'a> {
+        Output { start: values.as_mut_ptr(), len: values.len(), stride, _owner: PhantomData }
+    }
+
+    /// # Panics
+    /// It does not hold `rows` rows of `n`.
+    pub(super) fn check(&self, rows: usize, n: usize) {
+        assert!(self.stride >= n || rows == 1, "output rows overlap");
+        assert!(self.len >= (rows - 1) * self.stride + n, "the output is too short");
+    }
+
+    /// # Safety
+    /// `start` is valid for `len` floats for `'a`, and nothing but this product accesses them.
+    pub unsafe fn from_raw(start: *mut f32, len: usize, stride: usize) -> Output<'a> {
+        Output { start, len, stride, _owner: PhantomData }
+    }
+}
+
+/// What is done with a result before it is stored, in this order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added, one value a column.
+    pub bias: Option<&'a [f32]>,
+    /// Adds to what the output holds instead of replacing it.
+    pub accumulate: bool,
+}
+
+/// Stores results.
+#[derive(Clone, Copy)]
+pub(super) struct Sink<'a> {
+    pub(super) out: Output<'a>,
+    pub(super) n: usize,
+    pub(super) epilogue: Epilogue<'a>,
+}
+
+impl Sink<'_> {
+    /// # Safety
+    /// `tile` is a tile of the weights and `row` a row of the input; nobody else accesses the
+    /// output there.
+    #[inline(always)]
+    pub(super) unsafe fn put<S: Isa>(&self, s: S, tile: usize, row: usize, mut v: S::F) {
+        let column = tile * ROWS;
+        let count = LANES.min(self.n - column);
+        if let Some(bias) = self.epilogue.bias {
+            v = s.add(v, s.load_partial(&bias[column..column + count]));
+        }
+        // SAFETY: `matmul` checked that the output holds `n` columns of every row; the rest is the
+        // caller's contract.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(
+                self.out.start.add(row * self.out.stride + column),
+                count,
+            )
+        };
+        if self.epilogue.accumulate {
+            v = s.add(v, s.load_partial(out));
+        }
+        s.store_partial(out, v);
+    }
+}
