@@ -273,6 +273,11 @@ impl<M: Stepper> Engine<M> {
         &mut self.model
     }
 
+    /// Tells that the model now has `n_blocks` blocks of KV memory; see [`Scheduler::set_blocks`].
+    pub fn set_blocks(&mut self, n_blocks: usize) {
+        self.scheduler.set_blocks(n_blocks);
+    }
+
     /// Forgets the prefix cache.
     pub fn clear_cache(&mut self) {
         self.scheduler.clear_cache();

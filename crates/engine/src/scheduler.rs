@@ -445,6 +445,15 @@ impl Scheduler {
         self.pool.clear_cache();
     }
 
+    /// Replaces the KV memory by one of `n_blocks` blocks, whose content is forgotten. For times when
+    /// no sequence is left: those that there are would lose their blocks, so nothing changes then.
+    pub fn set_blocks(&mut self, n_blocks: usize) {
+        if !self.has_work() {
+            self.config.n_blocks = n_blocks;
+            self.pool = BlockPool::new(n_blocks, self.config.block_size);
+        }
+    }
+
     /// Counts, for monitoring.
     pub fn stats(&self) -> Stats {
         Stats {

@@ -302,7 +302,7 @@ pub static PARAMETERS: &[Parameter] = &[
     },
     Parameter {
         name: "max_tokens",
-        range: Range::Count(1, u32::MAX, Some("the context's size")),
+        range: Range::Count(0, u32::MAX, Some("the context's size")),
         summary: "make at most this many tokens; to the end of the context when not given",
         field: field!(Count max_tokens),
     },
@@ -470,7 +470,7 @@ mod tests {
             ("repetition_penalty", &["1", "2"], &["0.9", "2.5"], "1.0 to 2.0"),
             ("presence_penalty", &["-2", "2"], &["-2.1", "3"], "-2.0 to 2.0"),
             ("frequency_penalty", &["-2", "2"], &["-2.1", "3"], "-2.0 to 2.0"),
-            ("max_tokens", &["1"], &["0", "-5"], "1 to the context's size"),
+            ("max_tokens", &["0", "1"], &["-5"], "0 to the context's size"),
             ("logprobs", &["0", "20"], &["21"], "0 to 20"),
         ] {
             for text in good {

@@ -1,0 +1,87 @@
+use clap::Args;
+use cyb_llm::{BenchOptions, LoadOptions, Runtime, Spread};
+use serde_json::json;
+
+use super::Progress;
+use crate::args::{Common, ModelArgument};
+use crate::failure::Failure;
+use crate::output;
+use crate::settings::Settings;
+
+/// Measure how fast a model runs
+#[derive(Debug, Args)]
+#[command(about)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: ModelArgument,
+    /// A model of this shape with random weights, such as llama-8b:q4_k
+    #[arg(long, value_name = "FAMILY:QUANT", conflicts_with = "model")]
+    synthetic: Option<String>,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt_tokens: usize,
+    /// Tokens made one by one
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    gen_tokens: usize,
+    /// Tokens in the context before either begins
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    depth: usize,
+    /// Sequences decoded at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: usize,
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    repeat: usize,
+}
+
+pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
+    let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
+    let config = cyb_llm::Config { context: None, ..settings.config()? };
+    let backend = match config.backend {
+        cyb_llm::BackendKind::Auto => cyb_llm::BackendKind::Cpu,
+        other => other,
+    };
+    let runtime = Runtime::new(config)?;
+    let options = LoadOptions { without_template: true, ..LoadOptions::default() };
+    let model = match &arguments.synthetic {
+        Some(spec) => runtime.synthetic(spec)?,
+        None => runtime.load_with(settings.model(), options)?,
+    };
+    let options = BenchOptions {
+        prompt_tokens: arguments.prompt_tokens,
+        gen_tokens: arguments.gen_tokens,
+        depth: arguments.depth,
+        batch: arguments.batch,
+        repeat: arguments.repeat,
+    };
+    let progress = Progress::new("measurement");
+    let result = model.bench(options, &mut |done, all| progress.show(done, all))?;
+    let (name, threads) = (model.id().to_string(), runtime.threads());
+    let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
+    if common.json {
+        return output::json(&json!({
+            "model": name,
+            "backend": backend.name(),
+            "threads": threads,
+            "load_ms": result.load_ms,
+            "prefill": { "tok_per_sec": spread(result.prefill) },
+            "decode": {
+                "tok_per_sec": spread(result.decode),
+                "bytes_per_token": result.bytes_per_token,
+                "bandwidth_gb_per_sec": result.bandwidth_gb_per_sec,
+            },
+            "peak_memory_mb": result.peak_memory_mb,
+        }));
+    }
+    let speed = |s: Spread| format!("{:.1} tokens/s ({:.1} to {:.1})", s.median, s.min, s.max);
+    let row = |what: &str, value: String| vec![what.to_owned(), value];
+    output::text(&output::table(&[
+        row("model", name),
+        row("backend", format!("{}, {threads} threads", backend.name())),
+        row("load", format!("{:.0} ms", result.load_ms)),
+        row("prefill", format!("{}, {} tokens", speed(result.prefill), arguments.prompt_tokens)),
+        row("decode", format!("{}, {} tokens", speed(result.decode), arguments.gen_tokens)),
+        row("bandwidth", format!("{:.1} GB/s", result.bandwidth_gb_per_sec)),
+        row("peak memory", format!("{:.0} MiB", result.peak_memory_mb)),
+    ]))
+}

@@ -1,0 +1,55 @@
+//! How a runtime is set up.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cyb_tensor::DType;
+
+use crate::{BackendKind, Cancel};
+
+/// The set-up of a [`crate::Runtime`]. Start from [`Config::auto`] and change what matters.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Threads to compute with; `None` for as many as the process may use at once.
+    pub threads: Option<usize>,
+    /// Where to compute.
+    pub backend: BackendKind,
+    /// How keys and values of past tokens are stored: `F32`, `F16`, `BF16`, `Q8_0` or `Q4_0`.
+    pub kv_type: DType,
+    /// Where models are looked for by name; `None` for [`crate::default_models_dir`].
+    pub models_dir: Option<PathBuf>,
+    /// Tokens that a sequence may hold, prompt and answer together; `None` for as many as it needs
+    /// up to what the model was made for.
+    pub context: Option<usize>,
+    /// The most tokens of a prompt that one step computes.
+    pub chunk: usize,
+    /// The most sequences that are computed at once.
+    pub max_sequences: usize,
+    /// Whether a prompt that begins as an earlier one did takes over what was computed for it.
+    pub prefix_cache: bool,
+    /// Ends running work when set.
+    pub cancel: Arc<Cancel>,
+}
+
+impl Config {
+    /// The best for the machine at hand.
+    pub fn auto() -> Config {
+        Config {
+            threads: None,
+            backend: BackendKind::Auto,
+            kv_type: DType::F16,
+            models_dir: None,
+            context: None,
+            chunk: 512,
+            max_sequences: 16,
+            prefix_cache: true,
+            cancel: Arc::new(Cancel::new()),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config::auto()
+    }
+}

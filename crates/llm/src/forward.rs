@@ -1,0 +1,239 @@
+//! A model as a function of named tensors, with the names of the reference implementation.
+
+use cyb_engine::Stepper;
+use cyb_tensor::{DType, Tensor};
+use indexmap::IndexMap;
+
+use crate::stepper::StepLimits;
+use crate::{Error, Model, SamplingParams, score};
+
+/// What [`Model::forward`] takes, for people.
+pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens] and attention_mask [batch, tokens] \
+                                 (optional, default all 1), integers";
+
+/// What [`Model::forward`] gives, for people.
+pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary] and, when loaded with \
+                                  hidden_states, last_hidden_state [batch, tokens, hidden], float32";
+
+/// The batch that named tensors describe.
+struct Batch {
+    shape: [usize; 2],
+    ids: Vec<u32>,
+    /// For each row, the tokens that count.
+    spans: Vec<std::ops::Range<usize>>,
+}
+
+impl Model {
+    /// Runs whole sequences through the model once: `input_ids` and what else [`TENSOR_INPUTS`]
+    /// names, to [`TENSOR_OUTPUTS`]. Where `attention_mask` is 0, outputs are 0.
+    ///
+    /// # Errors
+    /// A tensor is missing, unknown, or of the wrong type, rank or size; the error lists what is
+    /// expected.
+    pub fn forward(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+    ) -> Result<IndexMap<String, Tensor>, Error> {
+        let batch = self.read_batch(inputs)?;
+        let [n_rows, n_tokens] = batch.shape;
+        let (vocab, hidden) = (self.vocab_size(), self.summary().hidden_size);
+        let mut logits = vec![0.0; batch.ids.len() * vocab];
+        let mut states = Vec::new();
+        let blocks = n_tokens.div_ceil(self.kv_block()).max(1);
+        let mut stepper = self.stepper(StepLimits {
+            tokens: n_tokens.clamp(1, self.config().chunk),
+            sequences: 1,
+            blocks,
+            logits: 1,
+            slots: blocks * self.kv_block(),
+        })?;
+        for (row, span) in batch.spans.iter().enumerate() {
+            let ids = &batch.ids[row * n_tokens..][span.clone()];
+            let base = row * n_tokens + span.start;
+            let (chunk, block) = (self.config().chunk, self.kv_block());
+            score::run(
+                &mut stepper,
+                ids,
+                0,
+                chunk,
+                block,
+                &self.config().cancel,
+                &mut |s, at, n| {
+                    for i in 0..n {
+                        let place = base + at + i;
+                        logits[place * vocab..][..vocab].copy_from_slice(s.logits(i));
+                        if let Some(state) = s.hidden(i)? {
+                            states.resize(batch.ids.len() * hidden, 0.0);
+                            states[place * hidden..][..hidden].copy_from_slice(&state);
+                        }
+                    }
+                    Ok(())
+                },
+            )?;
+        }
+        let tensor = |width: usize, values: &[f32]| {
+            Tensor::from_f32(vec![n_rows, n_tokens, width], values)
+                .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
+        };
+        let mut outputs = IndexMap::new();
+        outputs.insert("logits".to_owned(), tensor(vocab, &logits)?);
+        if !states.is_empty() {
+            outputs.insert("last_hidden_state".to_owned(), tensor(hidden, &states)?);
+        }
+        Ok(outputs)
+    }
+
+    /// Continues every row of `input_ids` by `n` tokens, each the most probable one; nothing stops
+    /// it earlier. Gives `[batch, n]` ids.
+    ///
+    /// # Errors
+    /// As [`Model::forward`], or the tokens do not fit the context.
+    pub fn generate_greedy(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+        n: usize,
+    ) -> Result<Tensor, Error> {
+        let batch = self.read_batch(inputs)?;
+        let [n_rows, n_tokens] = batch.shape;
+        let mut made: Vec<i64> = Vec::with_capacity(n_rows * n);
+        for (row, span) in batch.spans.iter().enumerate() {
+            let ids = &batch.ids[row * n_tokens..][span.clone()];
+            made.extend(self.continue_greedily(ids, n)?.into_iter().map(i64::from));
+        }
+        Tensor::from_elems(DType::I64, vec![n_rows, n], &made)
+            .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
+    }
+
+    fn continue_greedily(&self, ids: &[u32], n: usize) -> Result<Vec<u32>, Error> {
+        if ids.is_empty() {
+            return Err(input_error("input_ids", "a row has no tokens".to_owned()));
+        }
+        let max_tokens = u32::try_from(n).ok();
+        let params = SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::neutral() };
+        let context = self.context_for(ids.len() + n.saturating_sub(1), max_tokens)?;
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        let seq = self.submit_endless(ids.to_vec(), params, context)?;
+        let mut made = Vec::with_capacity(n);
+        let result = loop {
+            match self.next_event(seq) {
+                Ok(Some(cyb_engine::Event::Token { token, .. })) => made.push(token),
+                Ok(Some(cyb_engine::Event::Finished {
+                    reason: cyb_engine::FinishReason::Failed(error),
+                    ..
+                })) => break Err(error.into()),
+                Ok(_) => break Ok(made),
+                Err(error) => break Err(error),
+            }
+        };
+        self.end(seq, None);
+        result
+    }
+
+    /// Logits of every position of a sequence: `[tokens, vocabulary]`, row by row.
+    ///
+    /// # Errors
+    /// The sequence has no tokens, does not fit the context, or has unknown tokens.
+    pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        let ids: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
+        let tensor = Tensor::from_elems(DType::I64, vec![1, ids.len()], &ids)
+            .map_err(|problem| Error::Value { what: "ids", why: problem.to_string() })?;
+        let outputs = self.forward(&IndexMap::from_iter([("input_ids".to_owned(), tensor)]))?;
+        let logits = outputs.get("logits").map(Tensor::to_f32_vec);
+        logits
+            .unwrap_or(Ok(Vec::new()))
+            .map_err(|problem| Error::Value { what: "logits", why: problem.to_string() })
+    }
+
+    fn read_batch(&self, inputs: &IndexMap<String, Tensor>) -> Result<Batch, Error> {
+        if let Some(name) =
+            inputs.keys().find(|n| !matches!(n.as_str(), "input_ids" | "attention_mask"))
+        {
+            return Err(input_error(name, "the model takes no such input".to_owned()));
+        }
+        let tensor = inputs
+            .get("input_ids")
+            .ok_or_else(|| input_error("input_ids", "it is missing".to_owned()))?;
+        let [n_rows, n_tokens] = tensor.shape() else {
+            return Err(input_error("input_ids", format!("its shape is {:?}", tensor.shape())));
+        };
+        let shape = [*n_rows, *n_tokens];
+        if shape.contains(&0) {
+            return Err(input_error(
+                "input_ids",
+                format!("its shape is {shape:?}: there are no tokens"),
+            ));
+        }
+        if shape[1] > self.context_length() {
+            let remedy = String::new();
+            return Err(Error::ContextTooSmall {
+                prompt: shape[1],
+                context: self.context_length(),
+                remedy,
+            });
+        }
+        let vocab = self.vocab_size();
+        let ids = integers("input_ids", tensor)?
+            .into_iter()
+            .map(|id| match u32::try_from(id) {
+                Ok(id) if (id as usize) < vocab => Ok(id),
+                _ => Err(input_error(
+                    "input_ids",
+                    format!("{id} is no token of a vocabulary of {vocab}"),
+                )),
+            })
+            .collect::<Result<Vec<u32>, Error>>()?;
+        let spans = match inputs.get("attention_mask") {
+            None => vec![0..shape[1]; shape[0]],
+            Some(mask) => spans(mask, shape)?,
+        };
+        Ok(Batch { shape, ids, spans })
+    }
+}
+
+/// For each row of a mask the tokens that count, which must be side by side.
+fn spans(mask: &Tensor, shape: [usize; 2]) -> Result<Vec<std::ops::Range<usize>>, Error> {
+    if mask.shape() != shape {
+        let why = format!("its shape is {:?}, but input_ids has {shape:?}", mask.shape());
+        return Err(input_error("attention_mask", why));
+    }
+    let mask = integers("attention_mask", mask)?;
+    mask.chunks(shape[1])
+        .enumerate()
+        .map(|(number, row)| {
+            let start = row.iter().position(|&m| m != 0).unwrap_or(0);
+            let len = row[start..].iter().take_while(|&&m| m != 0).count();
+            match row[start + len..].iter().any(|&m| m != 0) {
+                false => Ok(start..start + len),
+                true => Err(input_error(
+                    "attention_mask",
+                    format!("row {number} has a gap between ones"),
+                )),
+            }
+        })
+        .collect()
+}
+
+fn integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>, Error> {
+    let wrong = || input_error(name, format!("its type is {}", tensor.dtype()));
+    let wide = match tensor.dtype() {
+        DType::I64 => tensor.to_vec::<i64>(DType::I64),
+        DType::I32 => tensor.to_vec::<i32>(DType::I32).map(widen),
+        DType::U32 => tensor.to_vec::<u32>(DType::U32).map(widen),
+        DType::I16 => tensor.to_vec::<i16>(DType::I16).map(widen),
+        DType::U8 => tensor.to_vec::<u8>(DType::U8).map(widen),
+        DType::I8 => tensor.to_vec::<i8>(DType::I8).map(widen),
+        DType::Bool => tensor.to_vec::<u8>(DType::Bool).map(widen),
+        _ => return Err(wrong()),
+    };
+    wide.map_err(|_| wrong())
+}
+
+fn widen<T: Into<i64>>(values: Vec<T>) -> Vec<i64> {
+    values.into_iter().map(Into::into).collect()
+}
+
+fn input_error(name: &str, why: String) -> Error {
+    Error::Input { name: name.to_owned(), why, expected: TENSOR_INPUTS }
+}

@@ -1,0 +1,67 @@
+//! Load a model of any common format and run it, from Rust.
+//!
+//! ```no_run
+//! use cyb_llm::{Config, Message, Runtime, SamplingParams};
+//!
+//! # fn main() -> Result<(), cyb_llm::Error> {
+//! let runtime = Runtime::new(Config::auto())?;
+//! let model = runtime.load("SmolLM2-135M-Instruct.Q4_1.gguf")?;
+//! let question = [Message::new("user", "What is the capital of France?")];
+//! for piece in model.chat(&question, SamplingParams::default())? {
+//!     let text = piece?.text; // whole characters, as they are made
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The one idea: a [`Runtime`] is a machine (threads, backends, the models folder), a [`Package`] is
+//! what a model file says about text, a [`Model`] is a package whose graph is prepared for the
+//! machine. Every function returns an [`Error`] instead of panicking, and nothing is ever printed.
+
+#![forbid(unsafe_code)]
+
+mod backends;
+mod bench;
+mod cancel;
+mod config;
+mod error;
+mod forward;
+mod generation;
+mod jets;
+mod library;
+mod memory;
+mod metrics;
+mod model;
+mod package;
+mod perplexity;
+mod runtime;
+mod score;
+mod stepper;
+mod vocabulary;
+
+pub use backends::{BackendInfo, BackendKind};
+pub use bench::{BenchOptions, BenchResult, Spread};
+pub use cancel::Cancel;
+pub use config::Config;
+pub use error::Error;
+pub use forward::{TENSOR_INPUTS, TENSOR_OUTPUTS};
+pub use generation::{Completion, Finish, Generation, Piece, Usage};
+pub use jets::JetInfo;
+pub use library::{Entry, default_models_dir};
+pub use memory::{MachineMemory, ModelMemory};
+pub use metrics::{Metrics, OpTime};
+pub use model::{LoadOptions, Model, ModelId, ModelInfo, PartInfo};
+pub use package::{Finding, Package};
+pub use perplexity::Perplexity;
+pub use runtime::Runtime;
+pub use stepper::{ModelStepper, StepLimits};
+
+pub use cyb_sample::{PARAMETERS, PRESETS, ParamError, Parameter, SamplingParams};
+pub use cyb_tensor::{DType, Tensor};
+pub use cyb_text::{Content, EncodeOptions, Message, RenderOptions};
+pub use indexmap::IndexMap;
+
+/// Reading and writing NumPy archives, which carry the tensors of [`Model::forward`].
+pub mod npz {
+    pub use cyb_formats::npz::{read, write};
+}

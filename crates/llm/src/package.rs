@@ -1,0 +1,199 @@
+//! A model file and what it says about text. Opening one reads metadata only, so that tokenizing
+//! needs no weights.
+
+use std::path::{Path, PathBuf};
+
+use cyb_formats::ModelFile;
+use cyb_text::{
+    ChatTemplate, Detokenizer, EncodeOptions, Message, RenderOptions, Tokenizer, encode_chat,
+};
+
+use crate::{Error, vocabulary};
+
+/// An opened model file.
+#[derive(Debug)]
+pub struct Package {
+    pub(crate) name: String,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file: ModelFile,
+    tokenizer: Option<Tokenizer>,
+    template: Result<Option<ChatTemplate>, String>,
+}
+
+/// One thing that `verify` looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub what: &'static str,
+    /// What was found.
+    pub result: Result<String, String>,
+}
+
+impl Package {
+    pub(crate) fn open(path: &Path) -> Result<Package, Error> {
+        let name =
+            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        Package::new(name, Some(path.to_owned()), cyb_formats::open(path)?)
+    }
+
+    pub(crate) fn new(
+        name: String,
+        path: Option<PathBuf>,
+        file: ModelFile,
+    ) -> Result<Package, Error> {
+        let tokenizer = vocabulary::tokenizer(&name, &file.metadata)?;
+        let source: Option<&str> = file.metadata.opt(vocabulary::CHAT_TEMPLATE)?;
+        let template = match (source, &tokenizer) {
+            (Some(source), Some(tokenizer)) => {
+                let special = vocabulary::special_tokens(&file.metadata, tokenizer)?;
+                ChatTemplate::compile(source, special).map(Some).map_err(|error| error.to_string())
+            }
+            _ => Ok(None),
+        };
+        Ok(Package { name, path, file, tokenizer, template })
+    }
+
+    /// The name of the file or directory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_template(&self) -> bool {
+        !matches!(self.template, Ok(None))
+    }
+
+    /// The source of the chat template.
+    pub fn template_source(&self) -> Option<&str> {
+        self.file.metadata.opt(vocabulary::CHAT_TEMPLATE).ok().flatten()
+    }
+
+    /// The tokenizer.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: self.name.clone() })
+    }
+
+    pub(crate) fn template(&self) -> Result<&ChatTemplate, Error> {
+        match &self.template {
+            Ok(Some(template)) => Ok(template),
+            Ok(None) => Err(Error::NoTemplate { model: self.name.clone() }),
+            Err(why) => Err(Error::BadTemplate { model: self.name.clone(), why: why.clone() }),
+        }
+    }
+
+    fn text_error(&self, problem: cyb_text::TextError) -> Error {
+        Error::Text { model: self.name.clone(), problem }
+    }
+
+    /// The ids of a text.
+    ///
+    /// # Errors
+    /// There is no tokenizer, or a part of the text has no token.
+    pub fn tokenize(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        self.tokenizer()?.encode(text, options).map_err(|problem| self.text_error(problem))
+    }
+
+    /// The text of ids, control tokens included.
+    ///
+    /// # Errors
+    /// There is no tokenizer, or an id is not in the vocabulary.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<String, Error> {
+        self.tokenizer()?.decode(ids, false).map_err(|problem| self.text_error(problem))
+    }
+
+    /// The prompt that the chat template makes of messages, ending with the beginning of an answer.
+    ///
+    /// # Errors
+    /// There is no template, or it refuses the messages.
+    pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
+        Ok(self.render_with(messages)?.text())
+    }
+
+    fn render_with(&self, messages: &[Message]) -> Result<cyb_text::Rendered, Error> {
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        self.template()?.render(messages, &options).map_err(|problem| self.text_error(problem))
+    }
+
+    /// The ids of the prompt that [`Package::render`] gives. Text in messages never becomes control
+    /// tokens.
+    ///
+    /// # Errors
+    /// As [`Package::render`], or a message cannot be told from the template.
+    pub fn tokenize_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
+        let rendered = self.render_with(messages)?;
+        encode_chat(self.tokenizer()?, &rendered).map_err(|problem| self.text_error(problem))
+    }
+
+    /// Text of ids as they come, for an answer: control tokens are no text.
+    pub(crate) fn detokenizer(&self) -> Result<Detokenizer<'_>, Error> {
+        Ok(Detokenizer::new(self.tokenizer()?, true))
+    }
+
+    /// Looks at everything that can be checked without computing: what opening the file has checked
+    /// already, every weight's values, the tokenizer and the template.
+    ///
+    /// # Errors
+    /// The file changed while it was read.
+    pub fn verify(&self) -> Result<Vec<Finding>, Error> {
+        self.file.check_unchanged()?;
+        let structure = format!(
+            "{}, {} tensors, {} metadata entries, {} bytes of weights in bounds",
+            self.file.format,
+            self.file.tensors.len(),
+            self.file.metadata.len(),
+            self.file.tensor_bytes()
+        );
+        let mut findings = vec![Finding { what: "structure", result: Ok(structure) }];
+        findings.push(Finding { what: "weights", result: self.verify_weights() });
+        findings.push(Finding { what: "tokenizer", result: self.verify_tokenizer() });
+        findings.push(Finding {
+            what: "template",
+            result: match &self.template {
+                Ok(None) => Ok("none".to_owned()),
+                Ok(Some(_)) => self
+                    .tokenize_chat(&[Message::new("user", "Hello")])
+                    .map(|ids| format!("compiles; a greeting is {} tokens", ids.len()))
+                    .map_err(|error| error.to_string()),
+                Err(why) => Err(why.clone()),
+            },
+        });
+        Ok(findings)
+    }
+
+    /// Decodes every tensor of floats: a scale that is not finite shows there.
+    fn verify_weights(&self) -> Result<String, String> {
+        let mut hasher = blake3::Hasher::new();
+        for (name, tensor) in &self.file.tensors {
+            let dtype = tensor.dtype();
+            hasher.update(name.as_bytes());
+            hasher.update(tensor.bytes().as_slice());
+            let floats = dtype.is_quantized()
+                || matches!(
+                    dtype,
+                    cyb_tensor::DType::F32 | cyb_tensor::DType::F16 | cyb_tensor::DType::BF16
+                );
+            if floats {
+                let values = tensor.to_f32_vec().map_err(|error| format!("{name}: {error}"))?;
+                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+                    return Err(format!(
+                        "{name}: element {at} is {}; the file is damaged",
+                        values[at]
+                    ));
+                }
+            }
+            tensor.bytes().release();
+        }
+        Ok(format!("all finite; BLAKE3 {}", hasher.finalize().to_hex()))
+    }
+
+    fn verify_tokenizer(&self) -> Result<String, String> {
+        const SAMPLE: &str = "The quick brown fox, 12345 naïve cafés; 東京 👩‍👧 \u{1F600}\n\tdone.";
+        let Ok(tokenizer) = self.tokenizer() else { return Ok("none".to_owned()) };
+        let ids = tokenizer.encode(SAMPLE, EncodeOptions::default()).map_err(|e| e.to_string())?;
+        let size = tokenizer.vocab_size();
+        let back = tokenizer.decode(&ids, true).map_err(|e| e.to_string())?;
+        let kept =
+            if back == SAMPLE { "comes back unchanged" } else { "is changed by the tokenizer" };
+        Ok(format!("{size} tokens; a sample text is {} tokens and {kept}", ids.len()))
+    }
+}

@@ -1,0 +1,181 @@
+//! The runtime: a machine that models are loaded on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cyb_cpu::team::Team;
+use cyb_exec::Backend;
+
+use crate::backends::{self, BackendInfo};
+use crate::jets::{self, JetInfo};
+use crate::library::{self, Entry};
+use crate::model::{LoadOptions, Model, ModelId, ModelInfo};
+use crate::{Config, Error, MachineMemory, Package};
+
+/// Threads, backends and the models folder. Dropping it frees what no [`Model`] holds any more.
+#[derive(Debug)]
+pub struct Runtime {
+    config: Config,
+    team: Arc<Team>,
+    backends: Vec<Arc<dyn Backend>>,
+    models_dir: Option<PathBuf>,
+    loaded: Mutex<BTreeMap<ModelId, Model>>,
+}
+
+impl Runtime {
+    /// Starts threads and opens backends.
+    ///
+    /// # Errors
+    /// The backend asked for cannot be used here, or the threads cannot be had.
+    pub fn new(config: Config) -> Result<Runtime, Error> {
+        let threads = config.threads.unwrap_or_else(Team::default_count);
+        if threads == 0 {
+            return Err(Error::Value { what: "threads", why: "0; give 1 or more".to_owned() });
+        }
+        for (what, size) in [("chunk", config.chunk), ("max_sequences", config.max_sequences)] {
+            if size == 0 {
+                return Err(Error::Value { what, why: "0; give 1 or more".to_owned() });
+            }
+        }
+        let team = Team::new(threads)
+            .map_err(|error| Error::Threads { threads, why: error.to_string() })?;
+        let team = Arc::new(team);
+        let backends = config.backend.open(&team)?;
+        let models_dir = config.models_dir.clone().or_else(library::default_models_dir);
+        Ok(Runtime { config, team, backends, models_dir, loaded: Mutex::default() })
+    }
+
+    /// The set-up.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.team.count()
+    }
+
+    /// Every backend that there can be, with what this machine has.
+    pub fn backends(&self) -> Vec<BackendInfo> {
+        backends::survey(&self.team, self.config.backend)
+    }
+
+    /// Memory of the machine.
+    pub fn memory_stats(&self) -> MachineMemory {
+        MachineMemory::now()
+    }
+
+    /// Every jet, with its hash and its kernels on the backends in use.
+    ///
+    /// # Errors
+    /// A jet's definition cannot be built.
+    pub fn jets(&self) -> Result<Vec<JetInfo>, Error> {
+        jets::list(&self.backends)
+    }
+
+    /// The models folder, where one is set.
+    pub fn models_dir(&self) -> Option<&Path> {
+        self.models_dir.as_deref()
+    }
+
+    /// The models of the models folder.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn library(&self) -> Result<Vec<Entry>, Error> {
+        self.models_dir.as_deref().map_or(Ok(Vec::new()), library::list)
+    }
+
+    /// Opens a model without preparing it: a path, or a name in the models folder.
+    ///
+    /// # Errors
+    /// There is no such model, or its file is not what it should be.
+    pub fn open(&self, name: &str) -> Result<Package, Error> {
+        Package::open(&library::resolve(name, self.models_dir.as_deref())?)
+    }
+
+    /// Loads a model: a path, or a name in the models folder.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot run here.
+    pub fn load(&self, name: &str) -> Result<Model, Error> {
+        self.load_with(name, LoadOptions::default())
+    }
+
+    /// As [`Runtime::load`], with options.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn load_with(&self, name: &str, options: LoadOptions) -> Result<Model, Error> {
+        let start = std::time::Instant::now();
+        let package = self.open(name)?;
+        self.add(package, options, start)
+    }
+
+    /// Loads a model of a published shape with random weights: `llama-8b:q4_k`.
+    ///
+    /// # Errors
+    /// There is no such shape or format, or not enough memory.
+    pub fn synthetic(&self, spec: &str) -> Result<Model, Error> {
+        let start = std::time::Instant::now();
+        let package = Package::new(spec.to_owned(), None, cyb_models::synthetic(spec)?)?;
+        self.add(package, LoadOptions::default(), start)
+    }
+
+    fn add(
+        &self,
+        package: Package,
+        options: LoadOptions,
+        start: std::time::Instant,
+    ) -> Result<Model, Error> {
+        let mut loaded = self.loaded();
+        let name = package.name().to_owned();
+        let mut id = ModelId(name.clone());
+        for number in 2.. {
+            if !loaded.contains_key(&id) {
+                break;
+            }
+            id = ModelId(format!("{name}#{number}"));
+        }
+        let model =
+            Model::prepare(id.clone(), package, &self.backends, &self.config, options, start)?;
+        loaded.insert(id, model.clone());
+        Ok(model)
+    }
+
+    /// Forgets a model; its memory is free when its last handle is dropped.
+    ///
+    /// # Errors
+    /// No such model is loaded.
+    pub fn unload(&self, id: &ModelId) -> Result<(), Error> {
+        self.loaded().remove(id).map(drop).ok_or_else(|| Error::NotLoaded(id.0.clone()))
+    }
+
+    /// What is loaded.
+    pub fn list_models(&self) -> Vec<ModelInfo> {
+        self.loaded().values().map(Model::info).collect()
+    }
+
+    /// Loads a model and only then forgets another: whoever asks for models in between gets one or
+    /// the other.
+    ///
+    /// # Errors
+    /// No such model is loaded, or the new one cannot be; the old one then stays.
+    pub fn hot_swap(&self, old: &ModelId, name: &str) -> Result<Model, Error> {
+        if !self.loaded().contains_key(old) {
+            return Err(Error::NotLoaded(old.0.clone()));
+        }
+        let model = self.load(name)?;
+        self.unload(old)?;
+        Ok(model)
+    }
+
+    /// Forgets all models and ends the threads.
+    pub fn shutdown(self) {}
+
+    /// The map is whole whenever the lock is free, so a panic elsewhere does not matter.
+    fn loaded(&self) -> MutexGuard<'_, BTreeMap<ModelId, Model>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

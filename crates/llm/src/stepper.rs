@@ -1,0 +1,215 @@
+//! The engine's model: a step plan bound to the inputs of a prepared graph.
+//!
+//! A step allocates nothing once the limits have been reached: inputs are filled in place and the
+//! logits are copied into memory that is kept.
+
+use std::sync::Arc;
+
+use cyb_engine::{StepError, StepPlan, Stepper};
+use cyb_exec::{ExecError, Executor, MemoryUse, Running, StepTime};
+use cyb_models::inputs;
+
+use crate::Error;
+
+/// The largest sizes that a stepper has memory for; it grows when a plan or a caller asks for more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Tokens in a step.
+    pub tokens: usize,
+    /// Sequences in a step.
+    pub sequences: usize,
+    /// Blocks in the table of a sequence.
+    pub blocks: usize,
+    /// Rows of logits in a step.
+    pub logits: usize,
+    /// Tokens whose keys and values are kept.
+    pub slots: usize,
+}
+
+impl StepLimits {
+    fn max(self, other: StepLimits) -> StepLimits {
+        StepLimits {
+            tokens: self.tokens.max(other.tokens),
+            sequences: self.sequences.max(other.sequences),
+            blocks: self.blocks.max(other.blocks),
+            logits: self.logits.max(other.logits),
+            slots: self.slots.max(other.slots),
+        }
+    }
+}
+
+/// A model that computes steps: a started executor with its KV memory.
+#[derive(Debug)]
+pub struct ModelStepper {
+    running: Running,
+    ports: Ports,
+    limits: StepLimits,
+    /// Values of the executor's symbols, in its order.
+    bound: Vec<usize>,
+    vocab: usize,
+    hidden_size: usize,
+    logits: Vec<f32>,
+}
+
+/// Where a decoder's inputs, outputs and symbols are in its executor.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    tokens: usize,
+    positions: usize,
+    slots: usize,
+    rows: usize,
+    tables: usize,
+    logit_rows: usize,
+    logits: usize,
+    hidden: Option<usize>,
+    symbols: [Option<usize>; 5],
+}
+
+/// Names of a decoder's symbols: tokens, sequences, blocks of a table, rows of logits, slots.
+const SYMBOLS: [&str; 5] = ["T", "R", "M", "L", "N"];
+
+impl Ports {
+    fn of(executor: &Executor) -> Result<Ports, Error> {
+        let missing = |name: &str| {
+            Error::Exec(ExecError::Input {
+                name: name.to_owned(),
+                why: "the graph has none".into(),
+            })
+        };
+        let input = |name: &str| {
+            executor.inputs().position(|(n, _)| n == name).ok_or_else(|| missing(name))
+        };
+        let output = |name: &str| executor.outputs().position(|(n, _)| n == name);
+        Ok(Ports {
+            tokens: input(inputs::TOKENS)?,
+            positions: input(inputs::POSITIONS)?,
+            slots: input(inputs::SLOTS)?,
+            rows: input(inputs::ROWS)?,
+            tables: input(inputs::TABLES)?,
+            logit_rows: input(inputs::LOGIT_ROWS)?,
+            logits: output(inputs::LOGITS).ok_or_else(|| missing(inputs::LOGITS))?,
+            hidden: output(inputs::LAST_HIDDEN_STATE),
+            symbols: SYMBOLS.map(|name| executor.symbols().index(name)),
+        })
+    }
+
+    fn set(&self, bound: &mut [usize], sizes: &StepLimits) {
+        let StepLimits { tokens, sequences, blocks, logits, slots } = *sizes;
+        for (place, size) in self.symbols.iter().zip([tokens, sequences, blocks, logits, slots]) {
+            if let Some(symbol) = place.and_then(|index| bound.get_mut(index)) {
+                *symbol = size;
+            }
+        }
+    }
+}
+
+impl ModelStepper {
+    pub(crate) fn new(
+        executor: &Arc<Executor>,
+        vocab: usize,
+        hidden_size: usize,
+        limits: StepLimits,
+    ) -> Result<ModelStepper, Error> {
+        let ports = Ports::of(executor)?;
+        let mut bound = vec![1; executor.symbols().len()];
+        ports.set(&mut bound, &limits);
+        let running = executor.start(&bound)?;
+        let logits = Vec::with_capacity(limits.logits.saturating_mul(vocab));
+        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, logits })
+    }
+
+    /// The sizes that there is memory for.
+    pub fn limits(&self) -> StepLimits {
+        self.limits
+    }
+
+    /// Makes room for larger sizes. What the slots hold is kept.
+    ///
+    /// # Errors
+    /// There is not that much memory.
+    pub fn reserve(&mut self, limits: StepLimits) -> Result<(), Error> {
+        let limits = self.limits.max(limits);
+        if limits != self.limits {
+            self.ports.set(&mut self.bound, &limits);
+            self.running.resize(&self.bound)?;
+            self.limits = limits;
+        }
+        Ok(())
+    }
+
+    /// The last hidden state of token `index` of the latest step, when the graph gives it.
+    pub(crate) fn hidden(&mut self, index: usize) -> Result<Option<Vec<f32>>, Error> {
+        let Some(output) = self.ports.hidden else { return Ok(None) };
+        let width = self.hidden_size.saturating_mul(4);
+        let bytes = self.running.output(output)?;
+        let row = bytes.get(index.saturating_mul(width)..).and_then(|rest| rest.get(..width));
+        Ok(row.map(|row| floats(row).collect()))
+    }
+
+    pub(crate) fn memory(&self) -> MemoryUse {
+        self.running.memory()
+    }
+
+    pub(crate) fn times(&self) -> Vec<(&'static str, StepTime)> {
+        self.running.times()
+    }
+
+    fn compute(&mut self, plan: &StepPlan) -> Result<(), Error> {
+        let sizes = StepLimits {
+            tokens: plan.n_tokens(),
+            sequences: plan.n_seqs(),
+            blocks: plan.table_stride.max(1),
+            // A step in the middle of a prompt wants no logits; one row is computed all the same.
+            logits: plan.n_logits().max(1),
+            slots: self.limits.slots,
+        };
+        self.reserve(sizes)?;
+        self.ports.set(&mut self.bound, &sizes);
+        let Ports { tokens, positions, slots, rows, tables, logit_rows, logits, .. } = self.ports;
+        self.running.bind(&self.bound)?;
+        for (port, values) in [
+            (tokens, &plan.tokens),
+            (positions, &plan.positions),
+            (slots, &plan.slots),
+            (rows, &plan.rows),
+            (tables, &plan.tables),
+            (logit_rows, &plan.logits_tokens),
+        ] {
+            self.running.input(port, &mut |bytes| fill(bytes, values));
+        }
+        self.running.run()?;
+        self.logits.clear();
+        if plan.n_logits() > 0 {
+            self.logits.extend(floats(self.running.output(logits)?));
+        }
+        Ok(())
+    }
+}
+
+/// Writes `values` as 32-bit integers, and zeros after them.
+fn fill(bytes: &mut [u8], values: &[u32]) {
+    let mut values = values.iter();
+    for place in bytes.chunks_exact_mut(4) {
+        place.copy_from_slice(&values.next().copied().unwrap_or(0).to_ne_bytes());
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+impl Stepper for ModelStepper {
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.compute(plan).map_err(|error| StepError::Step(error.to_string()))
+    }
+
+    fn logits(&self, row: usize) -> &[f32] {
+        // The engine asks for rows of the plan only; an absent one reads as no logits at all.
+        let from = row.saturating_mul(self.vocab);
+        self.logits.get(from..from.saturating_add(self.vocab)).unwrap_or(&[])
+    }
+}
