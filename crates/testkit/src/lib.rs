@@ -2,7 +2,11 @@
 //! says what to do, where a test cannot go on.
 #![forbid(unsafe_code)]
 
+mod golden_jets;
+
 use std::path::{Path, PathBuf};
+
+pub use golden_jets::{GoldenCase, golden_jets};
 
 pub use cyb_zoo::{DEMO, tested};
 

@@ -12,7 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("interp", &["ir", "tensor"]),
     ("jets", &["ir", "tensor"]),
     ("exec", &["interp", "ir", "jets", "tensor"]),
-    ("cpu", &["exec", "ir", "jets", "simd", "tensor"]),
+    // The interpreter computes what has no kernel.
+    ("cpu", &["exec", "interp", "ir", "jets", "simd", "tensor"]),
     ("cuda", &["exec", "ir", "jets", "tensor"]),
     ("wgpu", &["exec", "ir", "jets", "tensor"]),
     ("formats", &["tensor"]),
