@@ -1,5 +1,7 @@
 //! What the commands print when all goes well.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod common;
 
 use common::{command, demo, file, piped, soma, tiny};

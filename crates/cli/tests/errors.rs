@@ -1,5 +1,7 @@
 //! Everything that can go wrong on the command line: one line on stderr, the right code, no result.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod common;
 
 use common::{bare, command, demo, file, piped, shown, soma, tiny};

@@ -142,7 +142,7 @@ impl<'a> Io<'a> {
         mut body: impl FnMut(usize, &mut [T]),
     ) {
         let out = self.output::<T>(output);
-        let n = if len == 0 { 0 } else { out.len / len };
+        let n = out.len.checked_div(len).unwrap_or(0);
         self.each(n, |row| {
             // SAFETY: `each` gives every row to one worker only, and rows do not overlap.
             body(row, unsafe { out.range(row * len, len) });

@@ -276,7 +276,8 @@ fn read_merges(
     for (index, merge) in merges.iter().enumerate() {
         // A token may be a space itself, so the separator is looked for after the first byte.
         let split = merge.bytes().skip(1).position(|byte| byte == b' ').map(|at| at + 1);
-        let Some((left, right)) = split.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
+        let Some((left, right)) =
+            split.and_then(|at| Some((merge.get(..at)?, merge.get(at + 1..)?)))
         else {
             return Err(TextError::MalformedMerge { index, merge: merge.to_owned() });
         };

@@ -1,7 +1,7 @@
 //! Tokenizers from a Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
 
-use tokenizers::tokenizer::pre_tokenizer::Split;
 use tokenizers::tokenizer::normalizer::Range;
+use tokenizers::tokenizer::pre_tokenizer::Split;
 use tokenizers::{
     AddedToken, Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token,
     Tokenizer as HfTokenizer,
@@ -134,11 +134,7 @@ impl JsonTokenizer {
         Ok(Self { tokenizer, added, texts, bytes, spelling, bos, eos, end_of_generation })
     }
 
-    pub(crate) fn encode(
-        &self,
-        text: &str,
-        options: EncodeOptions,
-    ) -> Result<Vec<u32>, TextError> {
+    pub(crate) fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TextError> {
         if options.parse_special || self.find(text, 0, Reading::Structural).is_none() {
             let encoding = self.tokenizer.encode_fast(text, options.add_special).map_err(failed)?;
             return Ok(encoding.get_ids().to_vec());

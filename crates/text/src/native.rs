@@ -1,8 +1,8 @@
 //! Tokenizers built from the metadata of a GGUF file.
 //!
-//! These do not go through the `tokenizers` crate: that crate builds its maps from owned strings
-//! and takes several times the whole start budget of a small model for it (see the benchmark
-//! numbers in `docs/text.md`). Ids are tested for equality with it and with llama.cpp.
+//! These do not go through the `tokenizers` crate, whose maps of owned strings cost more than the
+//! rest of the start of a small model (measured numbers are in `docs/text.md`). Ids are tested for
+//! equality with it and with llama.cpp.
 
 use std::borrow::Cow;
 
@@ -108,13 +108,9 @@ impl Defaults {
                 add_sep: true,
                 ..none
             },
-            VocabModel::Unigram => Self {
-                eos: Some(1),
-                unk: Some(2),
-                add_eos: true,
-                add_space_prefix: true,
-                ..none
-            },
+            VocabModel::Unigram => {
+                Self { eos: Some(1), unk: Some(2), add_eos: true, add_space_prefix: true, ..none }
+            }
         }
     }
 }
@@ -122,6 +118,9 @@ impl Defaults {
 impl NativeTokenizer {
     pub(crate) fn new(mut vocabulary: Vocabulary) -> Result<Self, TextError> {
         let size = vocabulary.tokens.len();
+        if size == 0 {
+            return Err(TextError::EmptyVocabulary);
+        }
         check_lengths(&vocabulary)?;
         check_ids(&vocabulary)?;
         let pre = match vocabulary.model {
@@ -139,7 +138,8 @@ impl NativeTokenizer {
         let add_bos = vocabulary.add_bos.unwrap_or(defaults.add_bos);
         let add_eos = vocabulary.add_eos.unwrap_or(defaults.add_eos);
         let add_sep = vocabulary.add_sep.unwrap_or(defaults.add_sep);
-        for (wanted, id, role) in [(add_bos, bos, "BOS"), (add_eos, eos, "EOS"), (add_sep, sep, "SEP")]
+        for (wanted, id, role) in
+            [(add_bos, bos, "BOS"), (add_eos, eos, "EOS"), (add_sep, sep, "SEP")]
         {
             if wanted && id.is_none() {
                 return Err(TextError::MissingSpecial { role });
@@ -315,7 +315,8 @@ impl<'t> Encoder<'t> {
         let prefix = tokenizer.add_space_prefix && after_special;
         match &tokenizer.model {
             Model::Bpe { words, bpe, spm_spaces } => {
-                let text = if *spm_spaces { mark_spaces(text, prefix) } else { Cow::Borrowed(text) };
+                let text =
+                    if *spm_spaces { mark_spaces(text, prefix) } else { Cow::Borrowed(text) };
                 words.split(&text, &mut self.ends)?;
                 let mut start = 0;
                 for &end in &self.ends {
@@ -453,9 +454,10 @@ fn build_model(
                 BpeModel::new(tokens, &vocabulary.merges, byte_level, pre.ignore_merges, unk)?;
             Ok(Model::Bpe { words, bpe, spm_spaces: pre.spm_bpe })
         }
-        VocabModel::SentencePiece => {
-            Ok(Model::SentencePiece(SpmModel::new(text_scores(true)?, ByteTokens::new(tokens, unk))))
-        }
+        VocabModel::SentencePiece => Ok(Model::SentencePiece(SpmModel::new(
+            text_scores(true)?,
+            ByteTokens::new(tokens, unk),
+        ))),
         VocabModel::WordPiece => {
             let unknown = unk.ok_or(missing("an unknown token"))?;
             let lowercase = vocabulary.lowercase.unwrap_or(true);

@@ -97,6 +97,7 @@ impl SpecialTokens {
         reading: Reading,
     ) -> Option<SpecialMatch> {
         let bytes = text.as_bytes();
+        #[allow(clippy::needless_range_loop, reason = "the index is a position in the text")]
         for start in from..bytes.len() {
             for &length in &self.lengths[usize::from(bytes[start])] {
                 let Some(candidate) = text.get(start..start + length) else { continue };

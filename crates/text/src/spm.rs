@@ -42,8 +42,7 @@ impl ByteTokens {
             ids.extend(bytes);
             return Ok(());
         }
-        let unknown =
-            self.unknown.ok_or_else(|| TextError::NoToken { text: text.to_owned() })?;
+        let unknown = self.unknown.ok_or_else(|| TextError::NoToken { text: text.to_owned() })?;
         ids.push(unknown);
         Ok(())
     }

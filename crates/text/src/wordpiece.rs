@@ -39,7 +39,8 @@ impl WordPieceModel {
         text: &str,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
-        let failed = |error: tokenizers::Error| TextError::PreTokenize { reason: error.to_string() };
+        let failed =
+            |error: tokenizers::Error| TextError::PreTokenize { reason: error.to_string() };
         let mut normalized = NormalizedString::from(text);
         self.normalizer.normalize(&mut normalized).map_err(failed)?;
         let mut words = PreTokenizedString::from(normalized);

@@ -1,3 +1,5 @@
+//! `soma-runtime backends` lists the backends of this machine.
+
 use clap::Args;
 use serde::Serialize;
 

@@ -1,3 +1,5 @@
+//! `soma-runtime bench` measures prefill and decode.
+
 use clap::Args;
 use cyb_llm::{BenchOptions, LoadOptions, Runtime, Spread};
 use serde_json::json;

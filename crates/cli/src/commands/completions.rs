@@ -1,3 +1,5 @@
+//! `soma-runtime completions` prints completions for a shell.
+
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 

@@ -1,3 +1,5 @@
+//! `soma-runtime config` shows what holds and where it was said.
+
 use clap::Args;
 use serde_json::json;
 

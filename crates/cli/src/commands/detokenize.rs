@@ -1,3 +1,5 @@
+//! `soma-runtime detokenize` turns token ids into text.
+
 use clap::Args;
 use serde::Serialize;
 

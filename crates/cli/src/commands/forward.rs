@@ -1,3 +1,5 @@
+//! `soma-runtime forward` runs a graph once on named tensors.
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;

@@ -1,3 +1,5 @@
+//! `soma-runtime generate` continues token ids by argmax.
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -1,3 +1,5 @@
+//! `soma-runtime jets` lists the jets, their hashes and kernels.
+
 use clap::Args;
 use serde_json::json;
 

@@ -1,3 +1,5 @@
+//! `soma-runtime memory` shows what memory is in use.
+
 use clap::Args;
 use cyb_llm::{ModelMemory, Runtime};
 use serde_json::json;

@@ -27,6 +27,7 @@ use crate::failure::Failure;
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made in a process")]
 pub(crate) enum Command {
     Run(run::Arguments),
     Tokenize(tokenize::Arguments),

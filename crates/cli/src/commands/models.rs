@@ -1,3 +1,5 @@
+//! `soma-runtime models` lists models and says what is in one.
+
 use clap::{Args, Subcommand};
 use cyb_llm::{LoadOptions, ModelInfo, Runtime};
 use serde_json::json;

@@ -1,3 +1,5 @@
+//! `soma-runtime perplexity` measures how well a model predicts a text.
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -1,3 +1,5 @@
+//! `soma-runtime run` generates text from a prompt, messages, a pipe or a chat.
+
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 

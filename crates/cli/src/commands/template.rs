@@ -1,3 +1,5 @@
+//! `soma-runtime template` renders messages as the model's prompt.
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -1,3 +1,5 @@
+//! `soma-runtime tokenize` turns text into token ids.
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -48,9 +50,11 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         }
         Some(path) => {
             let texts: Vec<String> = read_json(path, "a JSON array of strings")?;
-            let ids: Result<Vec<Vec<u32>>, _> =
-                texts.iter().map(|text| package.tokenize(text, options)).collect();
-            output::json(&ids?)
+            let mut ids = Vec::with_capacity(texts.len());
+            for text in &texts {
+                ids.push(package.tokenize(text, options)?);
+            }
+            output::json(&ids)
         }
     }
 }

@@ -1,3 +1,5 @@
+//! `soma-runtime verify` checks a model file end to end.
+
 use clap::Args;
 use cyb_llm::{LoadOptions, Runtime};
 use serde_json::json;

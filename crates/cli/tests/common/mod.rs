@@ -1,5 +1,6 @@
 //! Running the binary and looking at what came of it.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(dead_code, unreachable_pub, reason = "not every test file needs each of these")]
 
 use std::io::Write;

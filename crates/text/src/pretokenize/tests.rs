@@ -51,15 +51,11 @@ fn digits_and_symbols() {
         words(&named("gpt-2"), text),
         ["a", "->", "b", " (", "x", "):", "\n", " 123456", " don", "'t"]
     );
-    assert_eq!(
-        words(&named("smollm"), " 12 x"),
-        [" ", "1", "2", " x"]
-    );
+    assert_eq!(words(&named("smollm"), " 12 x"), [" ", "1", "2", " x"]);
     assert_eq!(words(&named("superbpe"), "12345"), ["12", "345"]);
 }
 
-const GPT2: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 fn cl100k_pattern(rules: Cl100k) -> String {
     let contractions = if rules.contractions {

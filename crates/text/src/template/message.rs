@@ -85,10 +85,12 @@ pub(super) fn to_value(message: &Message, style: ContentStyle, none_as_empty: bo
             serde_json::json!([{"type": "text", "text": text}])
         }
         Some(Content::Text(text)) => text.clone().into(),
-        Some(Content::Parts(parts)) => match joined(parts).filter(|_| style == ContentStyle::Text) {
-            Some(text) => text.into(),
-            None => serde_json::to_value(parts).unwrap_or_default(),
-        },
+        Some(Content::Parts(parts)) => {
+            match joined(parts).filter(|_| style == ContentStyle::Text) {
+                Some(text) => text.into(),
+                None => serde_json::to_value(parts).unwrap_or_default(),
+            }
+        }
     };
     fields.insert("content".into(), content);
     if let Some(name) = &message.name {
@@ -104,10 +106,8 @@ pub(super) fn to_value(message: &Message, style: ContentStyle, none_as_empty: bo
 
 /// The text of parts that are all text.
 fn joined(parts: &[ContentPart]) -> Option<String> {
-    let texts: Option<Vec<&str>> = parts
-        .iter()
-        .map(|part| part.text.as_deref().filter(|_| part.kind == "text"))
-        .collect();
+    let texts: Option<Vec<&str>> =
+        parts.iter().map(|part| part.text.as_deref().filter(|_| part.kind == "text")).collect();
     texts.map(|texts| texts.join("\n"))
 }
 

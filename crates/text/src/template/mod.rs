@@ -11,9 +11,12 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, ErrorKind};
+use minijinja::{Environment, ErrorKind, State};
 use serde_json::{Map, Value};
 
 use crate::TextError;
@@ -24,8 +27,16 @@ pub use segments::Origin;
 use segments::{Marking, Marks, collect_strings};
 
 /// Instructions, and blocks of 64 bytes of data, that one rendering may take. A chat of a million
-/// words takes a small part of it; it is used up in about a second.
-const FUEL: u64 = 20_000_000;
+/// words takes a part of it; it is used up in about a second.
+const FUEL: u64 = 2_000_000;
+
+/// Values that a template nests are dropped one inside the other. Fuel bounds how many there are;
+/// this much stack holds them all.
+const STACK: usize = 256 << 20;
+
+/// Longest wait for a rendering: some operations of the template engine cost more than they are
+/// charged.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Depth of macros, includes and recursive loops.
 const RECURSION: usize = 100;
@@ -96,7 +107,7 @@ impl Rendered {
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     source: String,
     special: SpecialTokens,
     content: ContentStyle,
@@ -118,29 +129,37 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(|error| render_error(&error))?);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(|out, _, value| {
-            out.write_str(&python::to_str(value)).map_err(minijinja::Error::from)
+            out.write_str(&python::to_str(value)?).map_err(minijinja::Error::from)
         });
-        environment.add_filter("tojson", |value: minijinja::Value, options: Kwargs| {
-            python::tojson(&value, &options)
+        environment.add_filter(
+            "tojson",
+            |state: &State, value: minijinja::Value, options: Kwargs| {
+                let json = python::tojson(&value, &options)?;
+                charge(state, json)
+            },
+        );
+        environment.add_filter("string", |state: &State, value: minijinja::Value| {
+            charge(state, python::to_str(&value)?)
         });
-        environment.add_filter("string", |value: minijinja::Value| python::to_str(&value));
         environment.add_function("raise_exception", |message: minijinja::Value| {
-            let message = python::to_str(&message);
+            let message = python::to_str(&message)?;
             let error = minijinja::Error::new(ErrorKind::InvalidOperation, message.clone());
             Err::<String, _>(error.with_source(Raised(message)))
         });
-        environment
-            .add_template_owned(NAME, plain_generation_tags(source))
-            .map_err(|error| match error.kind() {
+        environment.add_template_owned(NAME, plain_generation_tags(source)).map_err(|error| {
+            match error.kind() {
                 ErrorKind::OutOfFuel => too_long(),
                 _ => TextError::TemplateSyntax {
                     line: error.line().unwrap_or(1),
                     reason: describe(&error),
                 },
-            })?;
+            }
+        })?;
         let source = source.to_owned();
+        let environment = Arc::new(environment);
         let mut template = Self { environment, source, special, content: ContentStyle::Text };
         template.content = template.probe_content();
         Ok(template)
@@ -198,8 +217,8 @@ impl ChatTemplate {
                 if let Some(segments) = segments
                     && segments.iter().map(|segment| segment.text.as_str()).eq_text(&plain)
                 {
-                    let rest = (marking == Marking::Contents)
-                        .then(|| unmarked_strings(messages, &tools));
+                    let rest =
+                        (marking == Marking::Contents).then(|| unmarked_strings(messages, &tools));
                     return Ok(Rendered { segments, inseparable: rest });
                 }
             }
@@ -235,8 +254,8 @@ impl ChatTemplate {
             variables.push((name.clone(), to_jinja(value)));
         }
         let context: minijinja::Value = minijinja::Value::from_pairs(variables);
-        let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
-        template.render(context).map_err(|error| render_error(&error))
+        let environment = Arc::clone(&self.environment);
+        in_own_thread(move || environment.get_template(NAME)?.render(context))
     }
 
     /// Finds out, by trying, whether the template takes strings, lists of parts, or both.
@@ -255,6 +274,39 @@ impl ChatTemplate {
             (_, false) => ContentStyle::Text,
         }
     }
+}
+
+/// Runs a rendering where neither its depth nor its length can harm the caller.
+fn in_own_thread(
+    render: impl FnOnce() -> Result<String, minijinja::Error> + Send + 'static,
+) -> Result<String, TextError> {
+    let (sender, receiver) = mpsc::channel();
+    let work = move || {
+        let result = render();
+        // The caller may have lost patience; then nobody wants the result.
+        let _ = sender.send(result);
+    };
+    let thread = std::thread::Builder::new().name("chat-template".into()).stack_size(STACK);
+    thread.spawn(work).map_err(|error| TextError::TemplateRender {
+        line: 1,
+        reason: format!("no thread for it: {error}"),
+    })?;
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(result) => result.map_err(|error| render_error(&error)),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            Err(TextError::TemplateTooLong { limit: format!("{} s", PATIENCE.as_secs()) })
+        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(TextError::TemplateRender {
+            line: 1,
+            reason: "the template engine panicked".into(),
+        }),
+    }
+}
+
+/// Pays for text that a function of this crate made.
+fn charge(state: &State, text: String) -> Result<String, minijinja::Error> {
+    state.consume_fuel(text.len() as u64 / 64)?;
+    Ok(text)
 }
 
 fn to_jinja<T: serde::Serialize>(value: T) -> minijinja::Value {

@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use jiff::tz::{Offset, TimeZone};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
-use serde_json::Value as Json;
 
 /// The time that `strftime_now` tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -43,25 +42,46 @@ impl Clock {
 }
 
 /// A value as `str()` of Python shows it.
-pub(super) fn to_str(value: &Value) -> String {
-    match value.as_str() {
-        Some(text) => text.to_owned(),
-        None => {
-            let mut text = String::new();
-            write_repr(value, &mut text, MAX_DEPTH);
-            text
-        }
+///
+/// # Errors
+/// If the value is too large to be shown: a template can nest one list in another so often that
+/// its text would not fit anywhere.
+pub(super) fn to_str(value: &Value) -> Result<String, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.to_owned());
+    }
+    let mut text = String::new();
+    write_repr(value, &mut text, &mut Budget::new())?;
+    Ok(text)
+}
+
+/// Bounds on the walk through a value.
+struct Budget {
+    values: u32,
+    depth: u32,
+}
+
+impl Budget {
+    fn new() -> Self {
+        Self { values: 1_000_000, depth: 64 }
+    }
+
+    /// Goes one level down, or says that this is enough.
+    fn enter(&mut self) -> Result<(), Error> {
+        let left = self.values.checked_sub(1).zip(self.depth.checked_sub(1));
+        (self.values, self.depth) = left.ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, "a value is too large or nested too deep")
+        })?;
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        self.depth += 1;
     }
 }
 
-/// Nesting below this is shown as `...`.
-const MAX_DEPTH: usize = 64;
-
-fn write_repr(value: &Value, out: &mut String, depth: usize) {
-    if depth == 0 {
-        out.push_str("...");
-        return;
-    }
+fn write_repr(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Error> {
+    budget.enter()?;
     match value.kind() {
         ValueKind::Undefined => {}
         ValueKind::None => out.push_str("None"),
@@ -71,33 +91,32 @@ fn write_repr(value: &Value, out: &mut String, depth: usize) {
             _ => out.push_str(&value.to_string()),
         },
         ValueKind::String => write_str_repr(value.as_str().unwrap_or_default(), out),
-        ValueKind::Seq => write_items(value, out, "[", "]", |item, out| {
-            write_repr(item, out, depth - 1);
-        }),
-        ValueKind::Map => write_items(value, out, "{", "}", |key, out| {
-            write_repr(key, out, depth - 1);
-            out.push_str(": ");
-            write_repr(&value.get_item(key).unwrap_or_default(), out, depth - 1);
-        }),
+        ValueKind::Map => {
+            out.push('{');
+            for (index, key) in value.try_iter()?.enumerate() {
+                out.push_str(if index > 0 { ", " } else { "" });
+                write_repr(&key, out, budget)?;
+                out.push_str(": ");
+                write_repr(&value.get_item(&key)?, out, budget)?;
+            }
+            out.push('}');
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let tuple = value.is_tuple();
+            out.push(if tuple { '(' } else { '[' });
+            let mut count = 0;
+            for item in value.try_iter()? {
+                out.push_str(if count > 0 { ", " } else { "" });
+                write_repr(&item, out, budget)?;
+                count += 1;
+            }
+            out.push_str(if tuple && count == 1 { "," } else { "" });
+            out.push(if tuple { ')' } else { ']' });
+        }
         _ => out.push_str(&value.to_string()),
     }
-}
-
-fn write_items(
-    value: &Value,
-    out: &mut String,
-    open: &str,
-    close: &str,
-    mut write: impl FnMut(&Value, &mut String),
-) {
-    out.push_str(open);
-    for (index, item) in value.try_iter().into_iter().flatten().enumerate() {
-        if index > 0 {
-            out.push_str(", ");
-        }
-        write(&item, out);
-    }
-    out.push_str(close);
+    budget.leave();
+    Ok(())
 }
 
 fn write_str_repr(text: &str, out: &mut String) {
@@ -141,11 +160,18 @@ fn float_repr(number: f64) -> String {
 /// `json.dumps(value, ensure_ascii=False)` with the options that templates use.
 pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
-        Some(indent) if !indent.is_none() => match (usize::try_from(indent.clone()), indent.as_str()) {
-            (Ok(spaces), _) => Some(" ".repeat(spaces.min(64))),
-            (_, Some(text)) => Some(text.to_owned()),
-            _ => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: indent is no number")),
-        },
+        Some(indent) if !indent.is_none() => {
+            match (usize::try_from(indent.clone()), indent.as_str()) {
+                (Ok(spaces), _) => Some(" ".repeat(spaces.min(64))),
+                (_, Some(text)) => Some(text.to_owned()),
+                _ => {
+                    return Err(Error::new(
+                        ErrorKind::InvalidOperation,
+                        "tojson: indent is no number",
+                    ));
+                }
+            }
+        }
         _ => None,
     };
     let separators = options.get::<Option<Vec<String>>>("separators")?;
@@ -165,10 +191,8 @@ pub(super) fn tojson(value: &Value, options: &Kwargs) -> Result<String, Error> {
         sort: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     options.assert_all_used()?;
-    let json = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
     let mut out = String::new();
-    style.write(&json, 0, &mut out);
+    style.write(value, 0, &mut out, &mut Budget::new())?;
     Ok(out)
 }
 
@@ -181,54 +205,61 @@ struct JsonStyle {
 }
 
 impl JsonStyle {
-    fn write(&self, value: &Json, level: usize, out: &mut String) {
-        match value {
-            Json::Null => out.push_str("null"),
-            Json::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
-            Json::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-                Some(number) => out.push_str(&float_repr(number)),
-                None => out.push_str(&number.to_string()),
-            },
-            Json::String(text) => self.write_string(text, out),
-            Json::Array(items) if items.is_empty() => out.push_str("[]"),
-            Json::Array(items) => {
-                self.write_all(items, level, out, ['[', ']'], |item, out| {
-                    self.write(item, level + 1, out);
-                });
-            }
-            Json::Object(fields) if fields.is_empty() => out.push_str("{}"),
-            Json::Object(fields) => {
-                let mut fields: Vec<_> = fields.iter().collect();
-                if self.sort {
-                    fields.sort_by_key(|(name, _)| *name);
-                }
-                self.write_all(&fields, level, out, ['{', '}'], |(name, value), out| {
-                    self.write_string(name, out);
-                    out.push_str(&self.key);
-                    self.write(value, level + 1, out);
-                });
-            }
-        }
-    }
-
-    fn write_all<T>(
+    fn write(
         &self,
-        items: &[T],
+        value: &Value,
         level: usize,
         out: &mut String,
-        [open, close]: [char; 2],
-        write: impl Fn(&T, &mut String),
-    ) {
-        out.push(open);
-        for (index, item) in items.iter().enumerate() {
-            if index > 0 {
-                out.push_str(&self.item);
+        budget: &mut Budget,
+    ) -> Result<(), Error> {
+        budget.enter()?;
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => match f64::try_from(value.clone()) {
+                Ok(number) if !value.is_integer() => out.push_str(&float_repr(number)),
+                _ => out.push_str(&value.to_string()),
+            },
+            ValueKind::String => self.write_string(value.as_str().unwrap_or_default(), out),
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort {
+                    keys.sort();
+                }
+                out.push('{');
+                for (index, key) in keys.iter().enumerate() {
+                    out.push_str(if index > 0 { &self.item } else { "" });
+                    self.new_line(level + 1, out);
+                    self.write_string(&to_str(key)?, out);
+                    out.push_str(&self.key);
+                    self.write(&value.get_item(key)?, level + 1, out, budget)?;
+                }
+                if !keys.is_empty() {
+                    self.new_line(level, out);
+                }
+                out.push('}');
             }
-            self.new_line(level + 1, out);
-            write(item, out);
+            ValueKind::Seq | ValueKind::Iterable => {
+                out.push('[');
+                let mut empty = true;
+                for item in value.try_iter()? {
+                    out.push_str(if empty { "" } else { &self.item });
+                    empty = false;
+                    self.new_line(level + 1, out);
+                    self.write(&item, level + 1, out, budget)?;
+                }
+                if !empty {
+                    self.new_line(level, out);
+                }
+                out.push(']');
+            }
+            kind => {
+                let reason = format!("tojson: a value of type {kind} is not JSON");
+                return Err(Error::new(ErrorKind::BadSerialization, reason));
+            }
         }
-        self.new_line(level, out);
-        out.push(close);
+        budget.leave();
+        Ok(())
     }
 
     fn new_line(&self, level: usize, out: &mut String) {

@@ -92,7 +92,8 @@ impl Marks {
             Value::String(text) => self.mark(text, origin),
             Value::Array(items) => items.iter_mut().for_each(|item| self.mark_all(item, origin)),
             Value::Object(fields) => {
-                let named = fields.iter_mut().filter(|(key, _)| !matches!(key.as_str(), "type" | "role"));
+                let named =
+                    fields.iter_mut().filter(|(key, _)| !matches!(key.as_str(), "type" | "role"));
                 named.for_each(|(_, value)| self.mark_all(value, origin));
             }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
