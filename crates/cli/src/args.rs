@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// Options of every command.
+// Options of every command. (A doc comment would become the text of each command's help.)
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
@@ -42,7 +42,7 @@ pub(crate) struct Common {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// The model that a command works on.
+// The model that a command works on.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ModelArgument {
     /// Path of a model, or its name in the models folder [default: the demo model]
@@ -126,6 +126,17 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_is_for() {
+        let own = Arguments::command().get_about().map(ToString::to_string);
+        let mut seen: Vec<Option<String>> = vec![own];
+        for command in Arguments::command().get_subcommands() {
+            let about = command.get_about().map(ToString::to_string);
+            assert!(about.is_some() && !seen.contains(&about), "{}: {about:?}", command.get_name());
+            seen.push(about);
+        }
     }
 
     #[test]

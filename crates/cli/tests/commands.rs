@@ -211,12 +211,15 @@ fn what_is_here() {
     );
     let memory = soma(&["memory", "--model", &tiny(), "--json"]).json();
     assert_eq!(memory["per_model"].as_object().unwrap().len(), 1);
-    let checked = soma(&["verify", &tiny(), "--json"]).json();
+    let checked = soma(&["verify", &demo(), "--json"]).json();
     assert_eq!(checked["ok"], true, "{checked}");
+    // The tiny model's vocabulary has no token for many characters.
+    let checked = soma(&["verify", &tiny()]);
+    assert!(checked.stdout.contains("tokenizer  BAD"), "{}", checked.stdout);
     for words in
         [&["backends"][..], &["jets"], &["models", "info", &tiny()], &["memory"], &["config"]]
     {
-        assert!(soma(words).ok().lines().count() > 3, "{words:?}");
+        assert!(soma(words).ok().lines().count() >= 3, "{words:?}");
     }
     assert!(soma(&["completions", "bash"]).ok().contains("soma-runtime"));
 }

@@ -46,11 +46,16 @@ pub(crate) fn resolve(name: &str, dir: Option<&Path>) -> Result<PathBuf, Error> 
         return Ok(dir.join(name));
     }
     let entries = list(dir).unwrap_or_default();
-    let near = entries.iter().min_by_key(|entry| {
-        let (a, b) = (entry.name.to_lowercase(), name.to_lowercase());
-        let start: String = b.chars().take(64).collect();
-        (!a.contains(&start), edit_distance(a.as_bytes(), start.as_bytes()))
-    });
+    let wanted: String = name.to_lowercase().chars().take(64).collect();
+    let distance = |entry: &Entry| {
+        let there = entry.name.to_lowercase();
+        let apart = edit_distance(there.as_bytes(), wanted.as_bytes());
+        // A part of a name is as good as one with a few letters wrong; anything else is no hint.
+        let part = !wanted.is_empty() && there.contains(&wanted);
+        (part || apart <= there.len() / 3).then_some((!part, apart))
+    };
+    let near = entries.iter().filter_map(|entry| Some((distance(entry)?, entry)));
+    let near = near.min_by_key(|(distance, _)| *distance).map(|(_, entry)| entry);
     let hint =
         near.map_or(String::new(), |entry| format!("; the nearest name is {:?}", entry.name));
     fail(format!("the models folder {} has none of that name", dir.display()), hint)
@@ -105,6 +110,8 @@ mod tests {
         assert!(resolve("../outside.gguf", Some(&models)).is_err());
         let error = resolve("insid.gguf", Some(&models)).unwrap_err().to_string();
         assert!(error.contains("nearest name is \"inside.gguf\""), "{error}");
+        let error = resolve("other", Some(&models)).unwrap_err().to_string();
+        assert!(!error.contains("nearest"), "{error}");
         assert!(resolve("", Some(&models)).is_err());
         assert_eq!(list(&models).unwrap()[0].bytes, 2);
         assert_eq!(list(&models.join("absent")).unwrap(), []);

@@ -323,7 +323,8 @@ impl Model {
     /// What the latest generation took.
     pub fn metrics(&self) -> Metrics {
         let Ok(serving) = self.serving() else { return Metrics::default() };
-        let ops = serving.engine.model().times().into_iter().map(|(name, time)| OpTime {
+        let times = serving.engine.model().times().into_iter().filter(|(_, time)| time.calls > 0);
+        let ops = times.map(|(name, time)| OpTime {
             name,
             calls: time.calls,
             total_ms: time.nanos as f64 / 1e6,

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use cyb_formats::ModelFile;
+use cyb_tensor::DType;
 use cyb_text::{
     ChatTemplate, Detokenizer, EncodeOptions, Message, RenderOptions, Tokenizer, encode_chat,
 };
@@ -19,6 +20,9 @@ pub struct Package {
     tokenizer: Option<Tokenizer>,
     template: Result<Option<ChatTemplate>, String>,
 }
+
+/// Blocks of a tensor that are decoded at once.
+const PIECE_BLOCKS: usize = 4096;
 
 /// One thing that `verify` looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,22 +167,16 @@ impl Package {
     /// Decodes every tensor of floats: a scale that is not finite shows there.
     fn verify_weights(&self) -> Result<String, String> {
         let mut hasher = blake3::Hasher::new();
+        let mut values = Vec::new();
         for (name, tensor) in &self.file.tensors {
             let dtype = tensor.dtype();
             hasher.update(name.as_bytes());
             hasher.update(tensor.bytes().as_slice());
-            let floats = dtype.is_quantized()
-                || matches!(
-                    dtype,
-                    cyb_tensor::DType::F32 | cyb_tensor::DType::F16 | cyb_tensor::DType::BF16
-                );
-            if floats {
-                let values = tensor.to_f32_vec().map_err(|error| format!("{name}: {error}"))?;
-                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-                    return Err(format!(
-                        "{name}: element {at} is {}; the file is damaged",
-                        values[at]
-                    ));
+            let bytes = tensor.bytes().as_slice();
+            for piece in bytes.chunks(dtype.layout().bytes.max(1) * PIECE_BLOCKS) {
+                let found = first_not_finite(dtype, piece, &mut values);
+                if let Some(value) = found.map_err(|error| format!("{name}: {error}"))? {
+                    return Err(format!("{name} holds {value}; the file is damaged"));
                 }
             }
             tensor.bytes().release();
@@ -195,5 +193,51 @@ impl Package {
         let kept =
             if back == SAMPLE { "comes back unchanged" } else { "is changed by the tokenizer" };
         Ok(format!("{size} tokens; a sample text is {} tokens and {kept}", ids.len()))
+    }
+}
+
+/// The first value of whole blocks that is infinite or no number. Integers have none.
+fn first_not_finite(
+    dtype: DType,
+    bytes: &[u8],
+    values: &mut Vec<f32>,
+) -> Result<Option<f32>, String> {
+    let layout = dtype.layout();
+    let is_float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    if !is_float && !dtype.is_quantized() {
+        return Ok(None);
+    }
+    values.clear();
+    match dtype {
+        DType::F32 => values
+            .extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+        DType::F16 => values
+            .extend(bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())),
+        DType::BF16 => values.extend(
+            bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+        ),
+        _ => {
+            values.resize(bytes.len() / layout.bytes.max(1) * layout.block, 0.0);
+            cyb_tensor::quant::decode(dtype, bytes, values).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(values.iter().copied().find(|value| !value.is_finite()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_are_no_numbers_are_found() {
+        let mut values = Vec::new();
+        let mut found = |dtype, bytes: &[u8]| first_not_finite(dtype, bytes, &mut values).unwrap();
+        let mut block = [1u8; 34];
+        assert_eq!(found(DType::Q8_0, &block), None);
+        block[..2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
+        assert_eq!(found(DType::Q8_0, &block), Some(f32::INFINITY));
+        assert!(found(DType::F32, &f32::NAN.to_le_bytes()).unwrap().is_nan());
+        assert_eq!(found(DType::BF16, &[0xff, 0xff]).map(f32::is_nan), Some(true));
+        assert_eq!(found(DType::I32, &[0xff; 4]), None);
     }
 }

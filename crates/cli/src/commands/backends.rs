@@ -10,7 +10,6 @@ use crate::output;
 
 /// Show what this machine can compute with
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {}
 
 #[derive(Serialize)]

@@ -12,7 +12,6 @@ use crate::settings::Settings;
 
 /// Measure how fast a model runs
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

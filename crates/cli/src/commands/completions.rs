@@ -8,7 +8,6 @@ use crate::output;
 
 /// Print completions for a shell
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     /// The shell
     shell: Shell,

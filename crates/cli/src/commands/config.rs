@@ -10,7 +10,6 @@ use crate::settings::Settings;
 
 /// Show which options hold and where each comes from
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {}
 
 pub(crate) fn run(common: &Common, Arguments {}: &Arguments) -> Result<(), Failure> {

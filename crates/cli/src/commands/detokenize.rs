@@ -10,7 +10,6 @@ use crate::output;
 
 /// Print the text of token ids
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

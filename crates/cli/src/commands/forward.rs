@@ -13,7 +13,6 @@ use crate::settings::Settings;
 
 /// Run a model once on named tensors
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

@@ -11,7 +11,6 @@ use crate::settings::Settings;
 
 /// Continue input_ids by the most probable tokens
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

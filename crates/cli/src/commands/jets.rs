@@ -10,7 +10,6 @@ use crate::output;
 
 /// Show every operation with a definition, its hash, and where it has kernels
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {}
 
 /// Hex digits of a hash that people see.

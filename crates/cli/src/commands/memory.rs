@@ -11,7 +11,6 @@ use crate::settings::Settings;
 
 /// Show how much memory there is, and how much a model takes
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

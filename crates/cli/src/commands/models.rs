@@ -12,7 +12,6 @@ use crate::settings::Settings;
 
 /// Show the models that are here
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,

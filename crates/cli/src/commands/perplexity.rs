@@ -14,7 +14,6 @@ use crate::settings::Settings;
 
 /// Measure how well a model predicts a text, as llama.cpp's tool does
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

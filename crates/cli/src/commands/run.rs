@@ -18,7 +18,6 @@ use crate::settings::Settings;
 /// With neither --prompt nor --messages the prompt is read from a pipe; on a terminal a chat
 /// begins.
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,
@@ -44,7 +43,7 @@ pub(crate) struct Arguments {
     sampling: Sampling,
 }
 
-/// How to sample and when to end.
+// How to sample and when to end.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 struct Sampling {

@@ -12,7 +12,6 @@ use crate::output;
 
 /// Print the prompt that the model's chat template makes of messages
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

@@ -12,7 +12,6 @@ use crate::output;
 
 /// Print the token ids of a text as a JSON array
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgument,

@@ -11,7 +11,6 @@ use crate::settings::Settings;
 
 /// Check a model file end to end
 #[derive(Debug, Args)]
-#[command(about)]
 pub(crate) struct Arguments {
     /// Path of a model, or its name in the models folder
     #[arg(value_name = "MODEL")]

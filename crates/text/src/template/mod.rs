@@ -282,7 +282,8 @@ fn in_own_thread(
 ) -> Result<String, TextError> {
     let (sender, receiver) = mpsc::channel();
     let work = move || {
-        let result = render();
+        // An error may hold values that are nested so deep that only this thread can drop them.
+        let result = render().map_err(|error| render_error(&error));
         // The caller may have lost patience; then nobody wants the result.
         let _ = sender.send(result);
     };
@@ -292,7 +293,7 @@ fn in_own_thread(
         reason: format!("no thread for it: {error}"),
     })?;
     match receiver.recv_timeout(PATIENCE) {
-        Ok(result) => result.map_err(|error| render_error(&error)),
+        Ok(result) => result,
         Err(mpsc::RecvTimeoutError::Timeout) => {
             Err(TextError::TemplateTooLong { limit: format!("{} s", PATIENCE.as_secs()) })
         }
