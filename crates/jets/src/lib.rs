@@ -40,9 +40,15 @@ pub static JETS: &[&Jet] = &[
     &KV_CACHE,
     &SDPA,
     &SDPA_PAGED,
+    &CONV,
+    &CONV_TRANSPOSE,
+    &MAX_POOL,
+    &AVERAGE_POOL,
+    &RESIZE,
     &LINEAR_ADD,
     &LINEAR_MANY,
     &GATED_LINEAR,
+    &CONV_ACTIVATION,
 ];
 
 /// The jet with this name.
