@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
+mod bench;
 mod models;
 mod shell;
 mod steps;
@@ -24,6 +25,7 @@ usage: cargo xtask COMMAND
   models [NAME...] [--all]     fetch the models that the tests use, those named, or all
   models --list                what there is, and what is here
   tidy                         the rules of ARCHITECTURE.md and STYLE.md that a program can check
+  bench [--python PROGRAM]     text models beside llama.cpp, as Markdown; PROGRAM has llama-cpp-python
   golden [SCRIPT...]           make the golden values anew (golden/*.py) in an own environment
 ";
 
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         ["models", names @ ..] if !has_option(names) => models::fetch_named(names),
         ["tidy"] => tidy::tidy(),
         ["golden", names @ ..] if !has_option(names) => steps::golden(names),
+        ["bench"] => bench::bench(None),
+        ["bench", "--python", python] => bench::bench(Some(*python)),
         ["help" | "--help" | "-h"] => {
             print!("{USAGE}");
             Ok(())

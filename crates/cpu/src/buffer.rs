@@ -1,13 +1,14 @@
 //! Buffer that kernels on several threads write disjoint parts of.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
+use memmap2::MmapMut;
 
-/// Zeroed bytes aligned to two cache lines, shared by raw pointer.
+/// Zeroed bytes aligned to a page, shared by raw pointer. Pages take memory when they are touched,
+/// so a cache that stays half empty costs half.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    start: NonNull<u8>,
-    layout: Layout,
+    /// Keeps the mapping; accessed through `start` only.
+    _map: MmapMut,
+    start: *mut u8,
     len: usize,
 }
 
@@ -17,15 +18,11 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    const ALIGN: usize = 128;
-
-    /// `None` when the size cannot be expressed.
+    /// `None` when the system has no room for so many.
     pub(crate) fn zeroed(len: usize) -> Option<Buffer> {
-        let layout = Layout::from_size_align(len.max(1), Buffer::ALIGN).ok()?;
-        // SAFETY: the layout has a size above 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Some(Buffer { start, layout, len })
+        let mut map = MmapMut::map_anon(len.max(1)).ok()?;
+        let start = map.as_mut_ptr();
+        Some(Buffer { _map: map, start, len })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -34,23 +31,16 @@ impl Buffer {
 
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len, "offset {offset} is past {}", self.len);
-        self.start.as_ptr().wrapping_add(offset)
+        self.start.wrapping_add(offset)
     }
 
     pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: `len` bytes are allocated and initialised; no kernel runs while the owner reads.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        // SAFETY: the mapping has `len` bytes; no kernel runs while the owner reads.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }

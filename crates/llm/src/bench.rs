@@ -50,7 +50,8 @@ pub struct BenchResult {
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Spread {
+    /// Of measurements in any order; zeros for none.
+    pub fn of(mut values: Vec<f64>) -> Spread {
         values.sort_by(f64::total_cmp);
         let (Some(&min), Some(&max)) = (values.first(), values.last()) else {
             return Spread::default();

@@ -30,8 +30,8 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// `init` must hold `-SIGNED_BIAS * sum(x)`.
     const SIGNED_BIAS: i32;
 
-    /// Columns of a register tile of 16 rows that fit the registers in an int8 product: 4, 8 or 12.
-    const TILE_COLUMNS: usize;
+    /// Whether there are 32 registers of 16 lanes.
+    const WIDE: bool;
 
     /// 16 floats.
     type F: Copy;
@@ -152,6 +152,19 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     fn dot_signed(self, d: Self::D, w: Self::B, x: Self::X) -> Self::D;
     fn dot_fold(self, d: Self::D) -> Self::D;
     fn dot_finish(self, d: Self::D, init: i32) -> Self::I;
+
+    /// Stores lane `l` of `rows[r]` at `to[l * stride + r]`.
+    /// # Safety
+    /// `to` is valid for writing 16 floats at every multiple of `stride` below `16 * stride`.
+    #[inline(always)]
+    unsafe fn store_transposed(self, rows: &[Self::F; LANES], to: *mut f32, stride: usize) {
+        for (r, row) in rows.iter().enumerate() {
+            for (l, v) in self.to_array(*row).into_iter().enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe { *to.add(l * stride + r) = v };
+            }
+        }
+    }
 
     /// Asks for the cache line at `p`, which need not be readable.
     fn prefetch(self, p: *const u8);

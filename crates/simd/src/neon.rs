@@ -104,7 +104,7 @@ unsafe fn narrow_f16(v: float32x4_t) -> uint16x4_t {
 impl Isa for Neon {
     const KIND: IsaKind = IsaKind::Neon;
     const SIGNED_BIAS: i32 = 0;
-    const TILE_COLUMNS: usize = 4;
+    const WIDE: bool = false;
     type F = [float32x4_t; 4];
     type I = [int32x4_t; 4];
     type B = [uint8x16_t; 4];

@@ -43,7 +43,7 @@ fn tree<T: Copy>(mut v: [T; LANES], f: impl Fn(T, T) -> T) -> T {
 impl Isa for Portable {
     const KIND: IsaKind = IsaKind::Portable;
     const SIGNED_BIAS: i32 = 0;
-    const TILE_COLUMNS: usize = 4;
+    const WIDE: bool = false;
     type F = [f32; LANES];
     type I = [i32; LANES];
     type B = [u8; 64];

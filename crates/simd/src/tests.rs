@@ -72,11 +72,22 @@ impl SimdOp for &Floats {
         .map(|v| canonical(s.to_array(v)))
         .to_vec();
         out.push(canonical([s.reduce_sum(a); LANES]));
-        let finite = s.min(s.splat(1e30), s.max(s.splat(-1e30), b));
+        let finite = s.min(s.max(b, s.splat(-1e30)), s.splat(1e30));
         out.push([s.reduce_max(finite).to_bits(); LANES]);
         let mut short = [9.0; LANES];
         s.store_partial(&mut short[..3], b);
         out.push(canonical(short));
+        const STRIDE: usize = LANES + 3;
+        let mut square = [0.0; LANES * STRIDE];
+        let mut rows = [a; LANES];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = s.add(s.splat(i as f32), b);
+        }
+        // SAFETY: the square holds 16 floats at 16 strides.
+        unsafe { s.store_transposed(&rows, square.as_mut_ptr(), STRIDE) };
+        for row in square.as_chunks::<STRIDE>().0 {
+            out.push(canonical(std::array::from_fn(|i| row[i])));
+        }
         out
     }
 }

@@ -17,6 +17,10 @@ use crate::matmul::{
     ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, Source,
     matmul,
 };
+use crate::team::Worker;
+
+/// Alignment of quantised rows.
+const ALIGN: usize = 64;
 
 pub(crate) static ROWS: &[Row] = &[
     Row { op: "linear", name: "linear", supports: |c| fits(c, 0, 1..2), build: build_linear },
@@ -67,12 +71,26 @@ fn many_fits(call: &Call<'_>) -> bool {
 fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1])?];
     let bias = b.node.inputs.get(2).map(|_| 2);
-    Ok(Box::new(Linear { weights, biases: vec![bias], gate: None, residual: None, isa: b.isa }))
+    Ok(Box::new(Linear {
+        weights,
+        biases: vec![bias],
+        gate: None,
+        residual: None,
+        workers: b.team.count(),
+        isa: b.isa,
+    }))
 }
 
 fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1])?];
-    Ok(Box::new(Linear { weights, biases: vec![None], gate: None, residual: Some(2), isa: b.isa }))
+    Ok(Box::new(Linear {
+        weights,
+        biases: vec![None],
+        gate: None,
+        residual: Some(2),
+        workers: b.team.count(),
+        isa: b.isa,
+    }))
 }
 
 fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -82,7 +100,14 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let ids: Vec<ValueId> = b.node.inputs[range.clone()].to_vec();
     let weights = ids.into_iter().map(|v| b.pack(v)).collect::<Result<Vec<_>, _>>()?;
     let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
-    Ok(Box::new(Linear { weights, biases, gate: None, residual: None, isa: b.isa }))
+    Ok(Box::new(Linear {
+        weights,
+        biases,
+        gate: None,
+        residual: None,
+        workers: b.team.count(),
+        isa: b.isa,
+    }))
 }
 
 fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -94,7 +119,14 @@ fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         _ => Gate::Silu,
     };
     let residual = b.node.inputs.get(3).map(|_| 3);
-    Ok(Box::new(Linear { weights, biases: vec![None], gate: Some(gate), residual, isa: b.isa }))
+    Ok(Box::new(Linear {
+        weights,
+        biases: vec![None],
+        gate: Some(gate),
+        residual,
+        workers: b.team.count(),
+        isa: b.isa,
+    }))
 }
 
 #[derive(Debug)]
@@ -106,6 +138,7 @@ struct Linear {
     gate: Option<Gate>,
     /// Input number of what the product is added to.
     residual: Option<usize>,
+    workers: usize,
     isa: AnyIsa,
 }
 
@@ -136,7 +169,8 @@ impl Kernel for Linear {
         let x = &limits[0];
         let rows = x.dims[..x.rank - 1].iter().product();
         let (quantized, floats) = self.parts(rows);
-        quantized + floats
+        let (own, _) = self.parts(1);
+        floats + quantized.max(self.workers * own.next_multiple_of(ALIGN))
     }
 
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
@@ -148,26 +182,24 @@ impl Kernel for Linear {
         }
         let (quantized_bytes, float_bytes) = self.parts(rows);
         let scratch = io.scratch::<u8>();
+        // A single row is prepared by every worker for itself: cheaper than waiting for each other.
+        let alone = rows == 1 && !self.gates_floats();
+        let at = if alone { io.worker.index * quantized_bytes.next_multiple_of(ALIGN) } else { 0 };
         // SAFETY: the step's scratch is aligned and as large as `scratch` asked for; workers write
-        // disjoint rows of it below, and read after the barrier.
-        let quantized = self
-            .quantizes()
-            .then(|| unsafe { ActivationRows::over(scratch.start(), quantized_bytes, rows, k) });
+        // disjoint rows of it below and read after the barrier, or have a part of their own.
+        let quantized = self.quantizes().then(|| unsafe {
+            ActivationRows::over(scratch.start().wrapping_add(at), quantized_bytes, rows, k)
+        });
 
-        if let Some(residual) = self.residual {
-            let from = io.slice::<f32>(residual);
-            let share = io.worker.share(from.len());
-            // SAFETY: shares are disjoint.
-            let to = unsafe { io.output::<f32>(0).range(share.start, share.len()) };
-            to.copy_from_slice(&from[share]);
-        }
         if let Some(quantized) = &quantized {
             let source = match self.gate {
                 None => Source::Plain(x),
                 Some(gate) => Source::Gated { gate: x, up: io.slice(1), activation: gate },
             };
-            // SAFETY: every worker does so with the same arguments; a barrier follows.
-            unsafe { quantized.quantize(self.isa, source, k, io.worker) };
+            let worker = if alone { &Worker::solo() } else { io.worker };
+            // SAFETY: every worker does so with the same arguments and a barrier follows, or each
+            // for itself.
+            unsafe { quantized.quantize(self.isa, source, k, worker) };
         }
         let mut floats = x;
         if self.gates_floats() {
@@ -188,7 +220,9 @@ impl Kernel for Linear {
             }
             floats = all;
         }
-        io.worker.barrier();
+        if !alone {
+            io.worker.barrier();
+        }
 
         for (i, (weight, bias)) in self.weights.iter().zip(&self.biases).enumerate() {
             let input = match &quantized {
@@ -198,7 +232,7 @@ impl Kernel for Linear {
             let out = io.output::<f32>(i);
             let epilogue = Epilogue {
                 bias: bias.map(|input| io.slice::<f32>(input)),
-                accumulate: self.residual.is_some(),
+                residual: self.residual.map(|input| io.slice::<f32>(input)),
             };
             // SAFETY: the output is this step's; every worker calls this with the same arguments
             // and a counter of its own.

@@ -24,7 +24,14 @@ pub(super) trait Codec: Copy {
     const SUPER: usize = 1;
     /// Blocks whose codes share bytes: 1, 2 or 4.
     const UNROLL: usize = 1;
+    /// Bytes of a tile for eight blocks; 0 for weights that are in the cache already.
+    const STREAM: usize = 0;
     type Head<S: Isa>: Copy;
+
+    /// The first byte of the tile.
+    fn start(self) -> *const u8 {
+        std::ptr::null()
+    }
 
     /// # Safety
     /// All functions: block indices are inside the tile.
@@ -147,6 +154,11 @@ macro_rules! planes {
                 $name { $($plane),+ }
             }
 
+            const fn first(self) -> *const u8 {
+                let first = [$(self.$plane),+];
+                first[0]
+            }
+
             /// Byte offsets of the planes.
             pub(super) fn offsets(blocks: usize) -> Vec<usize> {
                 let mut at = 0;
@@ -202,7 +214,13 @@ macro_rules! codec {
             $(const SUPER: usize = $super;
             const UNROLL: usize = $unroll;)?
             $(const MINS: bool = { let _ = stringify!($min); true };)?
+            const STREAM: usize = $name::tile_bytes(8);
             type Head<S: Isa> = ($($head,)*);
+
+            #[inline(always)]
+            fn start(self) -> *const u8 {
+                self.first()
+            }
 
             #[inline(always)]
             unsafe fn head<S: Isa>($self0, $s: S, $sb: usize) -> Self::Head<S> {

@@ -142,7 +142,7 @@ pub(super) unsafe fn tiles<S: Isa, E: Element>(
                 step!(4, 1);
             }
             tile += TILES;
-        } else if const { S::TILE_COLUMNS >= 12 } && w.count - tile >= TILES {
+        } else if const { S::WIDE } && w.count - tile >= TILES {
             while rows.end - row >= COLUMNS {
                 step!(4, 6);
             }

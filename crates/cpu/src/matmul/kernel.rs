@@ -15,14 +15,20 @@ use super::activations::{ActivationRows, BLOCK, INTERLEAVE, TilePtr, offset_tabl
 use super::codec::{Codec, ROWS, STEP, Unpacked};
 use super::output::Sink;
 
-/// Groups of interleaved rows in the widest register tile.
-const MAX_GROUPS: usize = 3;
-/// 32-blocks that are unpacked at a time; with 8 KiB of codes they stay in the first-level cache.
+/// 32-blocks that are unpacked at a time; with 8 KiB of codes a tile they stay in the
+/// first-level cache.
 pub(super) const STRETCH: usize = 16;
 /// Activation rows that are multiplied with an unpacked stretch before the next one.
 pub(super) const TOKENS: usize = 256;
+/// Tiles that are multiplied at once, where there are enough registers.
+pub(super) const TILES: usize = 2;
 /// Rows that the streaming product [`few`] takes.
 pub(super) const FEW: usize = 2;
+
+/// How far ahead of its use a stream of weights is asked for. A tile is several short streams, for
+/// which a CPU's own prefetching starts too late.
+const AHEAD: usize = 4 << 10;
+const CACHE_LINE: usize = 64;
 
 /// The part of a format that the product depends on once codes are unpacked.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +98,7 @@ macro_rules! unroll {
 /// The row and the block are inside the activations.
 #[inline(always)]
 unsafe fn init<S: Isa, C: Codec, const I: usize>(
-    x: &[TilePtr; MAX_GROUPS],
+    x: TilePtr,
     t: usize,
     block: usize,
     half: usize,
@@ -102,98 +108,118 @@ unsafe fn init<S: Isa, C: Codec, const I: usize>(
     }
     let groups = BLOCK / C::GROUP;
     // SAFETY: the caller's contract.
-    unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
+    unsafe { *x.table.add((block * groups + half) * I + t) }
 }
 
-/// Adds the products of one 32-block to `acc`. `T` rows, interleaved by `I`.
+/// Adds the products of one 32-block of `N` tiles with `T` rows, interleaved by `I`, to `acc`.
 ///
 /// # Safety
-/// The block is inside the tile and the activations.
+/// The block is inside the tiles and the activations.
 #[inline(always)]
-unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
+unsafe fn block_product<S: Isa, C: Codec, const N: usize, const T: usize, const I: usize>(
     s: S,
-    w: C,
-    head: C::Head<S>,
-    x: &[TilePtr; MAX_GROUPS],
+    tiles: &[C; N],
+    heads: &[C::Head<S>; N],
+    x: TilePtr,
     block: usize,
     j: usize,
-    acc: &mut [S::F; T],
+    acc: &mut [[S::F; T]; N],
 ) {
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
-    let mut dots = [s.dot_start(0); T];
+    for w in tiles {
+        ask_ahead(s, *w, block);
+    }
+    let mut dots = [[s.dot_start(0); T]; N];
     unroll!(S: g in 0..8; {
         let half = g / steps;
-        if g.is_multiple_of(steps) {
-            for (t, dot) in dots.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
-                *dot = s.dot_start(unsafe { init::<S, C, I>(x, t, block, half) });
-            }
-        }
         // SAFETY: the caller's contract.
-        let codes = unsafe { w.codes(s, block, j, g) };
-        for (t, dot) in dots.iter_mut().enumerate() {
-            // SAFETY: the caller's contract.
-            let xs = unsafe { s.load_x(x[t / I].codes.add((block * I + t % I) * BLOCK + 4 * g)) };
-            *dot = if C::SIGNED {
-                s.dot_signed(*dot, codes, xs)
-            } else {
-                s.dot_unsigned(*dot, codes, xs)
-            };
-        }
-        if (g + 1).is_multiple_of(steps) {
-            // SAFETY: the caller's contract.
-            let scale = unsafe { w.scale(s, head, block, half) };
-            for (t, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
-                let (init, xs) = unsafe {
-                    (init::<S, C, I>(x, t, block, half), *x[t / I].scales.add(block * I + t % I))
-                };
-                let (sum, xs) = (s.to_float(s.dot_finish(dots[t], init)), s.splat(xs));
-                *acc = s.fma(sum, s.mul(scale, xs), *acc);
-            }
-            if C::MINS {
-                // SAFETY: the caller's contract.
-                let min = unsafe { w.min(s, head, block, half) };
-                for (t, acc) in acc.iter_mut().enumerate() {
-                    // SAFETY: the caller's contract.
-                    let sum = s.splat(unsafe {
-                        if C::GROUP == BLOCK {
-                            *x[t / I].sums32.add(block * I + t % I)
-                        } else {
-                            *x[t / I].sums16.add((block * 2 + half) * I + t % I)
-                        }
-                    });
-                    *acc = s.fma(min, sum, *acc);
+        unsafe {
+            if g.is_multiple_of(steps) {
+                for t in 0..T {
+                    let start = s.dot_start(init::<S, C, I>(x, t, block, half));
+                    for dots in &mut dots {
+                        dots[t] = start;
+                    }
                 }
             }
-        } else if (g + 1).is_multiple_of(fold) {
-            for dot in &mut dots {
-                *dot = s.dot_fold(*dot);
+            // No closures here: what one of them calls is not inlined for the instruction set.
+            let mut codes = [s.splat_b(0); N];
+            for (codes, w) in codes.iter_mut().zip(tiles) {
+                *codes = w.codes(s, block, j, g);
+            }
+            for t in 0..T {
+                let xs = s.load_x(x.codes.add((block * I + t) * BLOCK + 4 * g));
+                for (dots, codes) in dots.iter_mut().zip(codes) {
+                    dots[t] = if C::SIGNED {
+                        s.dot_signed(dots[t], codes, xs)
+                    } else {
+                        s.dot_unsigned(dots[t], codes, xs)
+                    };
+                }
+            }
+            if (g + 1).is_multiple_of(steps) {
+                for n in 0..N {
+                    let (w, head, dots, acc) = (tiles[n], heads[n], &dots[n], &mut acc[n]);
+                    let scale = w.scale(s, head, block, half);
+                    for t in 0..T {
+                        let sum = s.dot_finish(dots[t], init::<S, C, I>(x, t, block, half));
+                        let xs = s.splat(*x.scales.add(block * I + t));
+                        acc[t] = s.fma(s.to_float(sum), s.mul(scale, xs), acc[t]);
+                    }
+                    if C::MINS {
+                        let min = w.min(s, head, block, half);
+                        for t in 0..T {
+                            let sum = if C::GROUP == BLOCK {
+                                *x.sums32.add(block * I + t)
+                            } else {
+                                *x.sums16.add((block * 2 + half) * I + t)
+                            };
+                            acc[t] = s.fma(min, s.splat(sum), acc[t]);
+                        }
+                    }
+                }
+            } else if (g + 1).is_multiple_of(fold) {
+                for dot in dots.as_flattened_mut() {
+                    *dot = s.dot_fold(*dot);
+                }
             }
         }
     });
 }
 
+/// Asks for what a block will need [`AHEAD`] bytes further on, of weights that are a stream.
+#[inline(always)]
+fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, block: usize) {
+    let ahead = w.start().wrapping_add(block * C::STREAM / 8 + AHEAD);
+    for line in 0..const { (C::STREAM / 8).div_ceil(CACHE_LINE) } {
+        s.prefetch(ahead.wrapping_add(line * CACHE_LINE));
+    }
+}
+
 /// Adds the products of `blocks` 32-blocks to `acc`.
 ///
 /// # Safety
-/// The tile and the activations hold so many blocks.
+/// The tiles and the activations hold so many blocks.
 #[inline(always)]
-unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
+unsafe fn product<S: Isa, C: Codec, const N: usize, const T: usize, const I: usize>(
     s: S,
-    w: C,
-    x: &[TilePtr; MAX_GROUPS],
+    tiles: [C; N],
+    x: TilePtr,
     blocks: usize,
-    acc: &mut [S::F; T],
+    acc: &mut [[S::F; T]; N],
 ) {
     for sb in 0..blocks / C::SUPER {
         // SAFETY: the caller's contract.
-        let head = unsafe { w.head(s, sb) };
+        let mut heads = [unsafe { tiles[0].head(s, sb) }; N];
+        for (head, w) in heads.iter_mut().zip(&tiles).skip(1) {
+            // SAFETY: the caller's contract.
+            *head = unsafe { w.head(s, sb) };
+        }
         for first in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
             unroll!(S: j in 0..C::UNROLL; {
                 // SAFETY: the caller's contract.
-                unsafe { block_product::<S, C, T, I>(s, w, head, x, first + j, j, acc) };
+                unsafe { block_product::<S, C, N, T, I>(s, &tiles, &heads, x, first + j, j, acc) };
             });
         }
     }
@@ -214,6 +240,7 @@ pub(super) unsafe fn unpack<S: Isa, C: Codec>(s: S, w: C, first: usize, blocks: 
             unroll!(S: j in 0..C::UNROLL; {
                 let block = base + j;
                 let at = block - first;
+                ask_ahead(s, w, block);
                 // SAFETY: the caller's contract.
                 unsafe {
                     unroll!(S: g in 0..8; {
@@ -243,30 +270,30 @@ pub(super) struct Target {
 /// A place for unpacked weights and partial sums, on the stack of a worker.
 #[repr(align(64))]
 pub(super) struct Scratch {
-    codes: [MaybeUninit<[u8; STEP]>; STRETCH * 8],
-    scales: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
-    mins: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
-    acc: [MaybeUninit<[f32; ROWS]>; TOKENS],
+    codes: [[MaybeUninit<[u8; STEP]>; STRETCH * 8]; TILES],
+    scales: [[MaybeUninit<[f32; ROWS]>; STRETCH * 2]; TILES],
+    mins: [[MaybeUninit<[f32; ROWS]>; STRETCH * 2]; TILES],
+    acc: [[MaybeUninit<[f32; ROWS]>; TOKENS]; TILES],
 }
 
 impl Scratch {
     pub(super) fn new() -> Scratch {
         Scratch {
-            codes: [const { MaybeUninit::uninit() }; _],
-            scales: [const { MaybeUninit::uninit() }; _],
-            mins: [const { MaybeUninit::uninit() }; _],
-            acc: [const { MaybeUninit::uninit() }; _],
+            codes: [[const { MaybeUninit::uninit() }; _]; _],
+            scales: [[const { MaybeUninit::uninit() }; _]; _],
+            mins: [[const { MaybeUninit::uninit() }; _]; _],
+            acc: [[const { MaybeUninit::uninit() }; _]; _],
         }
     }
 }
 
 impl Scratch {
-    fn target(&mut self) -> Target {
-        Target {
-            codes: self.codes.as_mut_ptr().cast(),
-            scales: self.scales.as_mut_ptr().cast(),
-            mins: self.mins.as_mut_ptr().cast(),
-        }
+    fn targets(&mut self) -> [Target; TILES] {
+        std::array::from_fn(|i| Target {
+            codes: self.codes[i].as_mut_ptr().cast(),
+            scales: self.scales[i].as_mut_ptr().cast(),
+            mins: self.mins[i].as_mut_ptr().cast(),
+        })
     }
 }
 
@@ -285,12 +312,12 @@ pub(super) unsafe fn few<S: Isa, C: Codec>(
     tile: usize,
 ) {
     for row in 0..x.rows() {
-        let mut acc = [s.splat(0.0)];
+        let mut acc = [[s.splat(0.0)]];
         // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
         unsafe {
             let at = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
-            product::<S, C, 1, 1>(s, w, &[at; MAX_GROUPS], x.blocks(), &mut acc);
-            sink.put(s, tile, row, acc[0]);
+            product::<S, C, 1, 1, 1>(s, [w], at, x.blocks(), &mut acc);
+            sink.put(s, tile, row, acc[0][0]);
         }
     }
 }
@@ -305,16 +332,18 @@ pub(super) trait Weights<S: Isa> {
     unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target);
 }
 
-/// Puts the products of one tile of weights with the rows `first_row..first_row + rows` (at most
-/// [`TOKENS`]; `first_row` a multiple of the interleave) into `sink`. Each stretch of weights is
-/// unpacked once and multiplied with all rows, partial sums in `scratch`.
+/// Puts the products of the tiles `w` (at most [`TILES`], the first one number `tile`) with the rows
+/// `first_row..first_row + rows` (at most [`TOKENS`]; `first_row` a multiple of the interleave) into
+/// `sink`. Each stretch of weights is unpacked once and multiplied with all rows, partial sums in
+/// `scratch`.
 ///
 /// # Safety
-/// `w` holds `x.blocks()` blocks; the rows are rows of `x`; `tile` of their output is the caller's.
+/// `w` hold `x.blocks()` blocks; the rows are rows of `x`; the tiles of their output are the
+/// caller's.
 #[inline(always)]
 pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     s: S,
-    w: &W,
+    w: &[W],
     x: &ActivationRows<'_>,
     (first_row, rows): (usize, usize),
     scratch: &mut Scratch,
@@ -322,21 +351,30 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     tile: usize,
 ) {
     let sums = scratch.acc.as_mut_ptr().cast::<f32>();
-    let weights = scratch.target();
-    let shape = w.shape();
+    let weights = scratch.targets();
+    let shape = w[0].shape();
+    let tiles = w.len();
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
-        let stretch = Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums };
+        let stretch =
+            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, tiles, sums };
         // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
         // caller's contract.
         unsafe {
-            w.unpack(s, first, blocks, weights);
+            for (w, to) in w.iter().zip(weights) {
+                w.unpack(s, first, blocks, to);
+            }
             stretch.multiply(s);
         }
     }
-    for row in 0..rows {
-        // SAFETY: the sums of all rows are written; the rest is the caller's contract.
-        unsafe { sink.put(s, tile, first_row + row, s.load(sums.add(row * LANES))) };
+    for i in 0..tiles {
+        for row in 0..rows {
+            // SAFETY: the sums of all rows are written; the rest is the caller's contract.
+            unsafe {
+                let sum = s.load(sums.add((i * TOKENS + row) * LANES));
+                sink.put(s, tile + i, first_row + row, sum);
+            }
+        }
     }
 }
 
@@ -349,7 +387,9 @@ struct Stretch<'a> {
     blocks: usize,
     first_row: usize,
     rows: usize,
-    weights: Target,
+    weights: [Target; TILES],
+    tiles: usize,
+    /// [`TOKENS`] rows of sums a tile.
     sums: *mut f32,
 }
 
@@ -389,64 +429,60 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
 
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
-        let Stretch { x, shape, first, blocks, first_row, rows, weights, sums } = self.0;
-        let unpacked = Unpacked::<GROUP, FOLD, SIGNED, MINS> {
-            codes: weights.codes,
-            scales: weights.scales,
-            mins: weights.mins,
-        };
+        let Stretch { x, shape, first, blocks, first_row, rows, weights, tiles, sums } = self.0;
+        let unpacked = weights.map(|w| Unpacked::<GROUP, FOLD, SIGNED, MINS> {
+            codes: w.codes,
+            scales: w.scales,
+            mins: w.mins,
+        });
         let mut row = 0;
         macro_rules! columns {
-            ($t:literal, $interleave:expr) => {{
+            ($n:literal, $first:expr, $t:literal, $interleave:expr) => {{
                 // SAFETY: rows are padded to whole groups, and `sums` holds them after the first
                 // stretch.
                 unsafe {
-                    let at = |i: usize| {
-                        let i = if i * $interleave < $t { i * $interleave } else { 0 };
-                        x.tile(first_row + row + i, first, GROUP, shape.table)
-                    };
-                    let tiles = [at(0), at(1), at(2)];
-                    let mut acc = [s.splat(0.0); $t];
+                    let at = x.tile(first_row + row, first, GROUP, shape.table);
+                    let sum =
+                        |i: usize, t: usize| sums.add((($first + i) * TOKENS + row + t) * LANES);
+                    let mut acc = [[s.splat(0.0); $t]; $n];
                     if first > 0 {
-                        for (t, acc) in acc.iter_mut().enumerate() {
-                            *acc = s.load(sums.add((row + t) * LANES));
+                        for (i, acc) in acc.iter_mut().enumerate() {
+                            for (t, acc) in acc.iter_mut().enumerate() {
+                                *acc = s.load(sum(i, t));
+                            }
                         }
                     }
-                    product::<S, _, $t, { $interleave }>(s, unpacked, &tiles, blocks, &mut acc);
-                    for (t, acc) in acc.into_iter().enumerate() {
-                        s.store(sums.add((row + t) * LANES), acc);
+                    let tiles: [_; $n] = std::array::from_fn(|i| unpacked[$first + i]);
+                    product::<S, _, $n, $t, { $interleave }>(s, tiles, at, blocks, &mut acc);
+                    for (i, acc) in acc.into_iter().enumerate() {
+                        for (t, acc) in acc.into_iter().enumerate() {
+                            s.store(sum(i, t), acc);
+                        }
                     }
                 }
-                row += $t;
             }};
         }
         if x.interleave() == 1 {
             // Only formats without tiles come here with few rows, and their codes are signed.
             if const { SIGNED } {
-                while row < rows {
-                    columns!(1, 1);
+                for tile in 0..tiles {
+                    for r in 0..rows {
+                        row = r;
+                        columns!(1, tile, 1, 1);
+                    }
                 }
             }
             return;
         }
-        if const { S::TILE_COLUMNS >= 12 } {
-            while rows - row > 8 {
-                columns!(12, INTERLEAVE);
-                if row >= rows {
-                    return;
-                }
-            }
-        }
-        if const { S::TILE_COLUMNS >= 8 } {
-            while rows - row > 4 {
-                columns!(8, INTERLEAVE);
-                if row >= rows {
-                    return;
-                }
-            }
-        }
         while row < rows {
-            columns!(4, INTERLEAVE);
+            if const { S::WIDE } && tiles == TILES {
+                columns!(2, 0, 4, INTERLEAVE);
+            } else {
+                for tile in 0..tiles {
+                    columns!(1, tile, 4, INTERLEAVE);
+                }
+            }
+            row += INTERLEAVE;
         }
     }
 }

@@ -26,7 +26,7 @@ use cyb_tensor::{DType, quant};
 use crate::memory::{OutOfMemory, Region, WeightMemory};
 use crate::team::{Chunks, Team, TeamError, Worker};
 use codec::ROWS;
-use kernel::{FEW, STRETCH, Scratch, Shape, TOKENS, Target, Weights};
+use kernel::{FEW, STRETCH, Scratch, Shape, TILES, TOKENS, Target, Weights};
 use output::Sink;
 
 pub use activations::{ActivationRows, Activations, BLOCK, Gate, Source};
@@ -34,7 +34,7 @@ pub use float::FloatRows;
 pub use output::{Epilogue, Output};
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
-const UNIT_BYTES: usize = 24 << 10;
+const UNIT_BYTES: usize = 16 << 10;
 
 /// Why weights cannot be packed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -412,25 +412,28 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
     fn eval<S: Isa>(self, s: S) {
         let Tiled { w, x, sink, worker, counter, at } = self;
         let blocks = w.blocks();
-        let few = x.rows() <= FEW;
-        let mut scratch = Scratch::new();
-        let tiles_per_unit = if few { (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64) } else { 1 };
-        let rows_per_unit = if few { FEW } else { TOKENS };
-        let (tiles, rows) = ((w.tiles(), tiles_per_unit), (x.rows(), rows_per_unit));
-        for unit in Units::new(worker, counter, tiles, rows) {
-            for tile in unit.first_tile..unit.first_tile + unit.tiles {
-                // SAFETY: tiles follow one another in the region and hold the blocks of a row of
-                // `x`; each unit is one worker's.
-                unsafe {
-                    let codec = at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes), blocks);
-                    if few {
-                        kernel::few(s, codec, &x, &sink, tile);
-                    } else {
-                        let weights = Tile(codec);
-                        let rows = (unit.first_row, unit.rows);
-                        kernel::many(s, &weights, &x, rows, &mut scratch, &sink, tile);
-                    }
+        // SAFETY: tiles follow one another in the region.
+        let codec = |tile: usize| unsafe {
+            at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes), blocks)
+        };
+        if x.rows() <= FEW {
+            let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
+            for unit in Units::new(worker, counter, (w.tiles(), per_unit), (x.rows(), FEW)) {
+                for tile in unit.first_tile..unit.first_tile + unit.tiles {
+                    // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
+                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile) };
                 }
+            }
+            return;
+        }
+        let mut scratch = Scratch::new();
+        for unit in Units::new(worker, counter, (w.tiles(), TILES), (x.rows(), TOKENS)) {
+            let first = unit.first_tile;
+            let tiles = [Tile(codec(first)), Tile(codec(first + unit.tiles - 1))];
+            let rows = (unit.first_row, unit.rows);
+            // SAFETY: as above.
+            unsafe {
+                kernel::many(s, &tiles[..unit.tiles], &x, rows, &mut scratch, &sink, first);
             }
         }
     }
@@ -531,7 +534,7 @@ impl SimdOp for Blocks<'_> {
             let native = NativeTile { w, row_bytes, tile };
             let rows = (unit.first_row, unit.rows);
             // SAFETY: the tile holds the blocks of a row of `x`; each unit is one worker's.
-            unsafe { kernel::many(s, &native, &x, rows, &mut scratch, &sink, tile) };
+            unsafe { kernel::many(s, &[native], &x, rows, &mut scratch, &sink, tile) };
         }
     }
 }

@@ -44,8 +44,8 @@ impl<'a> Output<'a> {
 pub struct Epilogue<'a> {
     /// Added, one value a column.
     pub bias: Option<&'a [f32]>,
-    /// Adds to what the output holds instead of replacing it.
-    pub accumulate: bool,
+    /// Added, row by row as the output lies.
+    pub residual: Option<&'a [f32]>,
 }
 
 /// Stores results.
@@ -75,8 +75,9 @@ impl Sink<'_> {
                 count,
             )
         };
-        if self.epilogue.accumulate {
-            v = s.add(v, s.load_partial(out));
+        if let Some(residual) = self.epilogue.residual {
+            let at = row * self.out.stride + column;
+            v = s.add(v, s.load_partial(&residual[at..at + count]));
         }
         s.store_partial(out, v);
     }

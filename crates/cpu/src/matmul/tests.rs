@@ -78,7 +78,6 @@ impl Case {
         isa: AnyIsa,
         team: &Team,
         rows: std::ops::Range<usize>,
-        start: &[f32],
         epilogue: Epilogue<'_>,
     ) -> Vec<f32> {
         let mut memory = WeightMemory::new();
@@ -87,8 +86,7 @@ impl Case {
             PackedMatrix::pack(&mut memory, team, self.dtype, n, k, &self.weights).unwrap();
         let m = rows.len();
         let x = &self.x[rows.start * k..rows.end * k];
-        let mut out = start.to_vec();
-        out.resize(m * n, f32::NAN);
+        let mut out = vec![f32::NAN; m * n];
         let counter = AtomicUsize::new(0);
         let mut activations = Activations::new(m, k.next_multiple_of(BLOCK));
         let quantized = packed.takes_quantized();
@@ -219,7 +217,7 @@ fn every_format_on_every_instruction_set() {
             let case = Case::new(dtype, m, n, k);
             let mut first: Option<Vec<u32>> = None;
             for &isa in AnyIsa::detect() {
-                let got = case.run(isa, &team, 0..m, &[], Epilogue::default());
+                let got = case.run(isa, &team, 0..m, Epilogue::default());
                 check(&case, isa, &got);
                 let got = bits(&got);
                 assert_eq!(
@@ -240,11 +238,11 @@ fn a_row_never_depends_on_the_others() {
         let k = if dtype.is_quantized() { 768 } else { 77 };
         for isa in fast() {
             let case = Case::new(dtype, 64, 21, k);
-            let all = case.run(isa, &three, 0..64, &[], Epilogue::default());
+            let all = case.run(isa, &three, 0..64, Epilogue::default());
             check(&case, isa, &all);
             let mut row = 0;
             for size in [1, 2, 3, 4, 7, 8, 12, 13, 14] {
-                let part = case.run(isa, &one, row..row + size, &[], Epilogue::default());
+                let part = case.run(isa, &one, row..row + size, Epilogue::default());
                 let want = &all[row * 21..(row + size) * 21];
                 assert_eq!(bits(&part), bits(want), "{dtype} {} rows {row}+{size}", isa.kind());
                 row += size;
@@ -259,7 +257,7 @@ fn more_rows_than_a_token_block() {
     for dtype in [DType::Q4_K, DType::Q8_0, DType::F16] {
         for isa in fast() {
             let case = Case::new(dtype, TOKENS + 9, 16, 256);
-            check(&case, isa, &case.run(isa, &team, 0..TOKENS + 9, &[], Epilogue::default()));
+            check(&case, isa, &case.run(isa, &team, 0..TOKENS + 9, Epilogue::default()));
         }
     }
 }
@@ -269,7 +267,7 @@ fn quantised_activations_cost_little() {
     let team = Team::new(1).unwrap();
     for dtype in dtypes().filter(|d| d.is_quantized()) {
         let case = Case::new(dtype, 3, 24, 1024);
-        let got = case.run(AnyIsa::best(), &team, 0..3, &[], Epilogue::default());
+        let got = case.run(AnyIsa::best(), &team, 0..3, Epilogue::default());
         let error: f64 = got
             .iter()
             .zip(case.float_reference())
@@ -296,9 +294,9 @@ fn epilogues() {
             let bias: Vec<f32> = (0..19).map(|i| i as f32 - 3.5).collect();
             let start: Vec<f32> = (0..m * 19).map(|i| i as f32 * 0.25).collect();
             let isa = AnyIsa::best();
-            let plain = case.run(isa, &team, 0..m, &[], Epilogue::default());
-            let epilogue = Epilogue { bias: Some(&bias), accumulate: true };
-            let got = case.run(isa, &team, 0..m, &start, epilogue);
+            let plain = case.run(isa, &team, 0..m, Epilogue::default());
+            let epilogue = Epilogue { bias: Some(&bias), residual: Some(&start) };
+            let got = case.run(isa, &team, 0..m, epilogue);
             for (i, got) in got.iter().enumerate() {
                 assert_eq!(*got, plain[i] + bias[i % 19] + start[i], "{dtype} {i}");
             }
@@ -335,7 +333,7 @@ fn broken_activations_break_the_result() {
         let mut case = Case::new(DType::Q4_K, 1, 16, 512);
         case.x[300] = bad;
         for &isa in AnyIsa::detect() {
-            let got = case.run(isa, &team, 0..1, &[], Epilogue::default());
+            let got = case.run(isa, &team, 0..1, Epilogue::default());
             assert!(got.iter().all(|v| !v.is_finite()), "{} {got:?}", isa.kind());
         }
     }

@@ -64,7 +64,7 @@ macro_rules! one {
 impl<const VNNI: bool> Isa for Avx2<VNNI> {
     const KIND: IsaKind = if VNNI { IsaKind::Avx2Vnni } else { IsaKind::Avx2 };
     const SIGNED_BIAS: i32 = if VNNI { 128 } else { 0 };
-    const TILE_COLUMNS: usize = 4;
+    const WIDE: bool = false;
     type F = Two<__m256>;
     type I = Two<__m256i>;
     type B = Two<__m256i>;
@@ -217,6 +217,25 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
         let n = one!(_mm_cvtsi32_si128(n.cast_signed()));
         one!(Two(_mm256_sra_epi32(a.0, n), _mm256_sra_epi32(a.1, n)))
     }
+    #[inline(always)]
+    fn reduce_max_i(self, v: Self::I) -> i32 {
+        one!({
+            let v = _mm256_max_epi32(v.0, v.1);
+            let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
+            _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<0b01>(v)))
+        })
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::F) -> f32 {
+        one!({
+            let v = _mm256_max_ps(v.0, v.1);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        })
+    }
+
     #[inline(always)]
     fn reduce_sum_i(self, v: Self::I) -> i32 {
         one!({

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::{Isa, IsaKind, SimdOp};
+use crate::{Isa, IsaKind, LANES, SimdOp};
 
 /// Proof of AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ macro_rules! one {
 impl Isa for Avx512Vnni {
     const KIND: IsaKind = IsaKind::Avx512Vnni;
     const SIGNED_BIAS: i32 = 128;
-    const TILE_COLUMNS: usize = 12;
+    const WIDE: bool = true;
     type F = __m512;
     type I = __m512i;
     type B = __m512i;
@@ -181,6 +181,53 @@ impl Isa for Avx512Vnni {
     #[inline(always)]
     fn reduce_sum_i(self, v: Self::I) -> i32 {
         one!(_mm512_reduce_add_epi32(v))
+    }
+
+    #[inline(always)]
+    fn reduce_max_i(self, v: Self::I) -> i32 {
+        one!(_mm512_reduce_max_epi32(v))
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::F) -> f32 {
+        one!(_mm512_reduce_max_ps(v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_transposed(self, rows: &[Self::F; LANES], to: *mut f32, stride: usize) {
+        one!({
+            // Pairs of rows, then of pairs, inside each quarter; then quarters change places.
+            let mut a = [_mm512_setzero_ps(); LANES];
+            for i in 0..8 {
+                a[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                a[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            // Quarter `q` of `b[4i + c]` is column `4q + c` of rows `4i..4i + 4`.
+            let mut b = [_mm512_setzero_ps(); LANES];
+            for i in 0..4 {
+                let (w, x) = (_mm512_castps_pd(a[4 * i]), _mm512_castps_pd(a[4 * i + 1]));
+                let (y, z) = (_mm512_castps_pd(a[4 * i + 2]), _mm512_castps_pd(a[4 * i + 3]));
+                b[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(w, y));
+                b[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(w, y));
+                b[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, z));
+                b[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, z));
+            }
+            for c in 0..4 {
+                let (p, q, r, t) = (b[c], b[4 + c], b[8 + c], b[12 + c]);
+                let even = _mm512_shuffle_f32x4::<0x88>(p, q);
+                let odd = _mm512_shuffle_f32x4::<0xdd>(p, q);
+                let even_high = _mm512_shuffle_f32x4::<0x88>(r, t);
+                let odd_high = _mm512_shuffle_f32x4::<0xdd>(r, t);
+                let columns = [
+                    _mm512_shuffle_f32x4::<0x88>(even, even_high),
+                    _mm512_shuffle_f32x4::<0x88>(odd, odd_high),
+                    _mm512_shuffle_f32x4::<0xdd>(even, even_high),
+                    _mm512_shuffle_f32x4::<0xdd>(odd, odd_high),
+                ];
+                for (quarter, column) in columns.into_iter().enumerate() {
+                    _mm512_storeu_ps(to.add((4 * quarter + c) * stride), column);
+                }
+            }
+        });
     }
 
     #[inline(always)]

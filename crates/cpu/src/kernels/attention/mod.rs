@@ -10,9 +10,13 @@
 //! on different workers when there are few tiles, and a token gives the same bits alone, in a
 //! batch, and in any chunk of a prompt.
 
+mod softmax;
+
 use cyb_exec::{Call, ExecError};
-use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
+use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
+
+use softmax::{Block, clear, merge, normalize, step};
 
 use super::{attrs_of, decode_row, decodes};
 use crate::io::{Io, RawTensor, Shared};
@@ -28,6 +32,8 @@ const SPLIT: usize = 512;
 const MAX_KEY: usize = 512;
 /// Positions of a pool block that are handled together.
 const POSITIONS: usize = 32;
+/// Queries that are handled together where all see a whole block.
+const QUERIES: usize = 4;
 
 fn supports(call: &Call<'_>) -> bool {
     let attrs = attrs_of(call.op);
@@ -346,16 +352,6 @@ struct Attend<'a> {
     finish: Finish<'a>,
 }
 
-/// A block as the inner loops want it.
-struct Block<'a> {
-    /// [key width, POSITIONS]
-    keys: &'a [f32],
-    /// [POSITIONS, value width]
-    values: &'a [f32],
-    /// Position of the first lane.
-    start: usize,
-}
-
 impl SimdOp for Attend<'_> {
     type Output = ();
 
@@ -382,6 +378,7 @@ impl SimdOp for Attend<'_> {
             clear(&mut merged[q * partial..][..partial]);
         }
         let last = call.position(tile.first + tile.len - 1);
+        let cap = call.kernel.softcap;
         for split in splits {
             for q in 0..n {
                 clear(&mut running[q * partial..][..partial]);
@@ -390,15 +387,37 @@ impl SimdOp for Attend<'_> {
             let end = (last + 1).min((split + 1) * SPLIT);
             for start in (begin..end).step_by(POSITIONS) {
                 load_block(s, call, tile.first, group, start, end, keys, values);
-                let block = Block { keys, values, start };
-                for q in 0..n {
-                    let query = &queries[q * sizes.key..][..sizes.key];
-                    let weights = &mut weights[q * POSITIONS..][..POSITIONS];
-                    let running = &mut running[q * partial..][..partial];
+                let block = Block { keys, values };
+                let mut q = 0;
+                while q < n {
+                    let sees_all = |q: usize| {
+                        let (first, position) = (call.begin(token(q)), call.position(token(q)));
+                        first <= start && start + POSITIONS <= position + 1
+                    };
+                    let together = q + QUERIES <= n && (q..q + QUERIES).all(sees_all);
+                    let count = if together { QUERIES } else { 1 };
                     let (first, position) = (call.begin(token(q)), call.position(token(q)));
                     if start <= position && start + POSITIONS > first {
-                        step(s, call, query, &block, first, position, weights, running);
+                        let queries = &queries[q * sizes.key..][..count * sizes.key];
+                        let weights = &mut weights[q * POSITIONS..][..count * POSITIONS];
+                        let running = &mut running[q * partial..][..count * partial];
+                        if together {
+                            step::<S, QUERIES>(
+                                s,
+                                cap,
+                                queries,
+                                &block,
+                                0..POSITIONS,
+                                weights,
+                                running,
+                            );
+                        } else {
+                            let seen =
+                                first.saturating_sub(start)..(position + 1 - start).min(POSITIONS);
+                            step::<S, 1>(s, cap, queries, &block, seen, weights, running);
+                        }
                     }
+                    q += count;
                 }
             }
             for q in 0..n {
@@ -424,14 +443,6 @@ impl SimdOp for Attend<'_> {
     }
 }
 
-/// An empty result: no value, maximum -inf, sum 0.
-#[inline(always)]
-fn clear(partial: &mut [f32]) {
-    partial.fill(0.0);
-    let value = partial.len() - LANES;
-    partial[value] = f32::NEG_INFINITY;
-}
-
 /// Decodes positions `start..end` (at most [`POSITIONS`]); the rest becomes zeros.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
@@ -455,12 +466,44 @@ fn load_block<S: Isa>(
     for j in 0..count {
         load_row(s, &call.values, slot + j, group, &mut values[j * value..][..value]);
     }
-    let mut row = [0f32; MAX_KEY];
-    for j in 0..count {
-        let row = &mut row[..key];
-        load_row(s, &call.keys, slot + j, group, row);
-        for (d, v) in row.iter().enumerate() {
-            keys[d * POSITIONS + j] = *v;
+    let mut rows = [s.splat(0.0); LANES];
+    for first in (0..count).step_by(LANES) {
+        for d in (0..key).step_by(LANES) {
+            for (j, row) in rows.iter_mut().enumerate() {
+                *row = if first + j < count {
+                    load_lanes(s, &call.keys, slot + first + j, group, d)
+                } else {
+                    s.splat(0.0)
+                };
+            }
+            let to = &mut keys[d * POSITIONS + first..][..(LANES - 1) * POSITIONS + LANES];
+            // SAFETY: `to` holds 16 floats at 16 strides.
+            unsafe { s.store_transposed(&rows, to.as_mut_ptr(), POSITIONS) };
+        }
+    }
+}
+
+/// Elements `d..d + 16` of a row of a pool.
+#[inline(always)]
+fn load_lanes<S: Isa>(s: S, pool: &Pool<'_>, slot: usize, group: usize, d: usize) -> S::F {
+    let bytes = pool.row(slot, group);
+    match pool.dtype {
+        DType::F16 | DType::BF16 => {
+            let from = &bytes[2 * d..][..2 * LANES];
+            // SAFETY: 16 values of 2 bytes are readable.
+            unsafe {
+                let p = from.as_ptr().cast();
+                if pool.dtype == DType::F16 { s.load_f16(p) } else { s.load_bf16(p) }
+            }
+        }
+        _ => {
+            let mut row = [0f32; MAX_KEY];
+            let row = &mut row[..pool.width];
+            // Rows are whole blocks of a dtype that `supports` admitted, so decoding cannot fail.
+            if decode_row(pool.dtype, bytes, row).is_err() {
+                row.fill(f32::NAN);
+            }
+            s.load_partial(&row[d..])
         }
     }
 }
@@ -486,104 +529,6 @@ fn load_row<S: Isa>(s: S, pool: &Pool<'_>, slot: usize, group: usize, out: &mut 
                 out.fill(f32::NAN);
             }
         }
-    }
-}
-
-/// One query over one block.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
-fn step<S: Isa>(
-    s: S,
-    call: &PagedCall<'_>,
-    query: &[f32],
-    block: &Block<'_>,
-    first: usize,
-    position: usize,
-    weights: &mut [f32],
-    running: &mut [f32],
-) {
-    let mut low = s.splat(0.0);
-    let mut high = s.splat(0.0);
-    for (q, keys) in query.iter().zip(block.keys.chunks_exact(POSITIONS)) {
-        let q = s.splat(*q);
-        // SAFETY: `keys` holds 32 floats.
-        let (a, b) = unsafe { (s.load(keys.as_ptr()), s.load(keys.as_ptr().add(LANES))) };
-        low = s.fma(q, a, low);
-        high = s.fma(q, b, high);
-    }
-    let cap = call.kernel.softcap;
-    if cap > 0.0 {
-        let capped = |v| s.mul(math::tanh(s, s.mul(v, s.splat(1.0 / cap))), s.splat(cap));
-        low = capped(low);
-        high = capped(high);
-    }
-    s.store_partial(&mut weights[..LANES], low);
-    s.store_partial(&mut weights[LANES..], high);
-    let seen = first.saturating_sub(block.start)..(position + 1 - block.start).min(POSITIONS);
-    weights[..seen.start].fill(f32::NEG_INFINITY);
-    weights[seen.end..].fill(f32::NEG_INFINITY);
-    let (low, high) = (s.load_partial(weights), s.load_partial(&weights[LANES..]));
-
-    let width = running.len() - LANES;
-    let (acc, tail) = running.split_at_mut(width);
-    let top = s.reduce_max(s.max(low, high)).max(tail[0]);
-    let keep = exp_one(s, tail[0] - top);
-    let (low, high) =
-        (math::exp(s, s.sub(low, s.splat(top))), math::exp(s, s.sub(high, s.splat(top))));
-    s.store_partial(&mut weights[..LANES], low);
-    s.store_partial(&mut weights[LANES..], high);
-    tail[0] = top;
-    tail[1] = tail[1] * keep + s.reduce_sum(s.add(low, high));
-    let keep = s.splat(keep);
-    for d in (0..width).step_by(LANES) {
-        let mut sum = s.mul(s.load_partial(&acc[d..]), keep);
-        for (j, w) in weights.iter().enumerate().take(seen.end).skip(seen.start) {
-            sum = s.fma(s.splat(*w), s.load_partial(&block.values[j * width + d..]), sum);
-        }
-        s.store_partial(&mut acc[d..d + LANES], sum);
-    }
-}
-
-/// `exp` of one number, with the bits the vector form gives.
-#[inline(always)]
-fn exp_one<S: Isa>(s: S, x: f32) -> f32 {
-    s.to_array(math::exp(s, s.splat(x)))[0]
-}
-
-/// Adds a later split to a merged result.
-#[inline(always)]
-fn merge<S: Isa>(s: S, merged: &mut [f32], split: &[f32]) {
-    let width = merged.len() - LANES;
-    let (acc, tail) = merged.split_at_mut(width);
-    let (other, other_tail) = split.split_at(width);
-    if other_tail[0] == f32::NEG_INFINITY {
-        return;
-    }
-    let top = tail[0].max(other_tail[0]);
-    let (keep, take) = (exp_one(s, tail[0] - top), exp_one(s, other_tail[0] - top));
-    tail[1] = tail[1].mul_add(keep, other_tail[1] * take);
-    tail[0] = top;
-    let (keep, take) = (s.splat(keep), s.splat(take));
-    for (a, b) in acc.chunks_exact_mut(LANES).zip(other.chunks_exact(LANES)) {
-        let sum = s.fma(s.load_partial(a), keep, s.mul(s.load_partial(b), take));
-        s.store_partial(a, sum);
-    }
-}
-
-/// The weighted value over the sum, with a sink's weight in the sum.
-#[inline(always)]
-fn normalize<S: Isa>(s: S, merged: &mut [f32], sink: Option<f32>, out: &mut [f32]) {
-    let width = out.len();
-    let (mut sum, mut factor) = (merged[width + 1], 1.0);
-    if let Some(sink) = sink {
-        let top = merged[width].max(sink);
-        factor = exp_one(s, merged[width] - top);
-        sum = sum * factor + exp_one(s, sink - top);
-    }
-    let scale = s.splat(factor / sum);
-    for (o, v) in out.chunks_mut(LANES).zip(merged.chunks(LANES)) {
-        let v = s.mul(s.load_partial(v), scale);
-        s.store_partial(o, v);
     }
 }
 

@@ -1,5 +1,7 @@
 //! `soma-runtime bench` measures prefill and decode.
 
+mod peer;
+
 use clap::Args;
 use cyb_llm::{BenchOptions, LoadOptions, Runtime, Spread};
 use serde_json::json;
@@ -33,6 +35,13 @@ pub(crate) struct Arguments {
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 5)]
     repeat: usize,
+    /// Measure llama.cpp on the same file too, and print both (needs the Python package
+    /// llama-cpp-python)
+    #[arg(long, conflicts_with = "synthetic")]
+    compare: bool,
+    /// The Python that has llama-cpp-python
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "compare")]
+    python: String,
 }
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
@@ -58,9 +67,23 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let progress = Progress::new("measurement");
     let result = model.bench(options, &mut |done, all| progress.show(done, all))?;
     let (name, threads) = (model.id().to_string(), runtime.threads());
+    let path = model.info().path;
+    // The peer gets the memory that this model had.
+    drop(model);
+    drop(runtime);
+    let peer = match (arguments.compare, path) {
+        (false, _) => None,
+        (true, Some(path)) if options.batch == 1 => {
+            Some(peer::measure(&arguments.python, &path, threads, &options)?)
+        }
+        (true, Some(_)) => {
+            return Err(Failure::usage("--compare measures one sequence; leave out --batch"));
+        }
+        (true, None) => return Err(Failure::usage("--compare needs a model file")),
+    };
     let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
     if common.json {
-        return output::json(&json!({
+        let mut report = json!({
             "model": name,
             "backend": backend.name(),
             "threads": threads,
@@ -72,11 +95,20 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
                 "bandwidth_gb_per_sec": result.bandwidth_gb_per_sec,
             },
             "peak_memory_mb": result.peak_memory_mb,
-        }));
+        });
+        if let Some(peer) = peer {
+            report["peer"] = json!({
+                "name": peer.name,
+                "load_ms": peer.load_ms,
+                "prefill": { "tok_per_sec": spread(peer.prefill) },
+                "decode": { "tok_per_sec": spread(peer.decode) },
+            });
+        }
+        return output::json(&report);
     }
     let speed = |s: Spread| format!("{:.1} tokens/s ({:.1} to {:.1})", s.median, s.min, s.max);
     let row = |what: &str, value: String| vec![what.to_owned(), value];
-    output::text(&output::table(&[
+    let mut rows = vec![
         row("model", name),
         row("backend", format!("{}, {threads} threads", backend.name())),
         row("load", format!("{:.0} ms", result.load_ms)),
@@ -84,5 +116,15 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         row("decode", format!("{}, {} tokens", speed(result.decode), arguments.gen_tokens)),
         row("bandwidth", format!("{:.1} GB/s", result.bandwidth_gb_per_sec)),
         row("peak memory", format!("{:.0} MiB", result.peak_memory_mb)),
-    ]))
+    ];
+    if let Some(peer) = peer {
+        let beside = |ours: Spread, theirs: Spread| {
+            format!("{}, ratio {:.2}", speed(theirs), ours.median / theirs.median)
+        };
+        rows.push(row("beside", peer.name));
+        rows.push(row("  load", format!("{:.0} ms", peer.load_ms)));
+        rows.push(row("  prefill", beside(result.prefill, peer.prefill)));
+        rows.push(row("  decode", beside(result.decode, peer.decode)));
+    }
+    output::text(&output::table(&rows))
 }

@@ -1,0 +1,66 @@
+//! `bench --compare`: llama.cpp measured beside, through its Python package.
+
+use std::path::Path;
+use std::process::Command;
+
+use cyb_llm::{BenchOptions, Spread};
+use serde::Deserialize;
+
+use crate::failure::Failure;
+
+/// What measures the peer.
+const SCRIPT: &str = include_str!("peer.py");
+
+#[derive(Debug, Deserialize)]
+struct Report {
+    version: String,
+    load_ms: f64,
+    prefill: Vec<f64>,
+    decode: Vec<f64>,
+}
+
+/// What was measured of llama.cpp.
+pub(super) struct Peer {
+    pub(super) name: String,
+    pub(super) load_ms: f64,
+    /// Tokens a second.
+    pub(super) prefill: Spread,
+    pub(super) decode: Spread,
+}
+
+/// Runs the peer on a GGUF file with the same threads and sizes.
+pub(super) fn measure(
+    python: &str,
+    model: &Path,
+    threads: usize,
+    options: &BenchOptions,
+) -> Result<Peer, Failure> {
+    let numbers =
+        [threads, options.prompt_tokens, options.gen_tokens, options.depth, options.repeat];
+    let output = Command::new(python)
+        .args(["-c", SCRIPT])
+        .arg(model)
+        .args(numbers.map(|n| n.to_string()))
+        .env("OMP_NUM_THREADS", threads.to_string())
+        .output()
+        .map_err(|e| {
+            Failure::work(format!("cannot run {python} for --compare: {e}; see --python"))
+        })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // The package may print; the report is the last line.
+    let report = text.lines().last().and_then(|line| serde_json::from_str::<Report>(line).ok());
+    let Some(report) = report.filter(|_| output.status.success()) else {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let why = errors.lines().last().unwrap_or("it printed nothing").to_owned();
+        return Err(Failure::work(format!(
+            "llama.cpp could not be measured with {python}: {why}; \
+             --compare needs its package llama-cpp-python, and --python names an interpreter that has it"
+        )));
+    };
+    Ok(Peer {
+        name: format!("llama.cpp ({})", report.version),
+        load_ms: report.load_ms,
+        prefill: Spread::of(report.prefill),
+        decode: Spread::of(report.decode),
+    })
+}
