@@ -24,8 +24,10 @@ pub(super) trait Codec: Copy {
     const SUPER: usize = 1;
     /// Blocks whose codes share bytes: 1, 2 or 4.
     const UNROLL: usize = 1;
-    /// Bytes of a tile for eight blocks; 0 for weights that are in the cache already.
+    /// Bytes of a tile for eight blocks, and those of its codes; 0 for weights that are in the cache
+    /// already.
     const STREAM: usize = 0;
+    const CODES: usize = 0;
     type Head<S: Isa>: Copy;
 
     /// The first byte of the tile.
@@ -154,6 +156,9 @@ macro_rules! planes {
                 $name { $($plane),+ }
             }
 
+            /// Bytes of the first plane for eight 32-blocks.
+            const FIRST: usize = [$($bytes),+][0];
+
             const fn first(self) -> *const u8 {
                 let first = [$(self.$plane),+];
                 first[0]
@@ -215,6 +220,7 @@ macro_rules! codec {
             const UNROLL: usize = $unroll;)?
             $(const MINS: bool = { let _ = stringify!($min); true };)?
             const STREAM: usize = $name::tile_bytes(8);
+            const CODES: usize = $name::FIRST;
             type Head<S: Isa> = ($($head,)*);
 
             #[inline(always)]

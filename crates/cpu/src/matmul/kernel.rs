@@ -330,6 +330,8 @@ pub(super) trait Weights<S: Isa> {
     /// # Safety
     /// The tile holds the blocks, and `to` has room for them.
     unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target);
+    /// Where the codes of the blocks from `first` on lie, and their bytes a block; 0 if unknown.
+    fn codes_at(&self, first: usize) -> (*const u8, usize);
 }
 
 /// Puts the products of the tiles `w` (at most [`TILES`], the first one number `tile`) with the rows
@@ -356,8 +358,13 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     let tiles = w.len();
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
+        let mut next = [(std::ptr::null(), 0); TILES];
+        for (next, w) in next.iter_mut().zip(w) {
+            let (codes, bytes) = w.codes_at(first + blocks);
+            *next = (codes, bytes * STRETCH.min(x.blocks() - first - blocks));
+        }
         let stretch =
-            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, tiles, sums };
+            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, tiles, sums, next };
         // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
         // caller's contract.
         unsafe {
@@ -391,6 +398,23 @@ struct Stretch<'a> {
     tiles: usize,
     /// [`TOKENS`] rows of sums a tile.
     sums: *mut f32,
+    /// The codes that will be unpacked next, and their bytes.
+    next: [(*const u8, usize); TILES],
+}
+
+impl Stretch<'_> {
+    /// Asks for a share of the codes that will be unpacked next, one of as many as there are groups
+    /// of rows, so that they arrive while this stretch is multiplied.
+    #[inline(always)]
+    fn ask_next<S: Isa>(&self, s: S, group: usize) {
+        let groups = self.rows.div_ceil(INTERLEAVE);
+        for (codes, bytes) in self.next {
+            let lines = bytes / CACHE_LINE;
+            for line in lines * group / groups..lines * (group + 1) / groups {
+                s.prefetch(codes.wrapping_add(line * CACHE_LINE));
+            }
+        }
+    }
 }
 
 impl Stretch<'_> {
@@ -429,7 +453,7 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
 
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
-        let Stretch { x, shape, first, blocks, first_row, rows, weights, tiles, sums } = self.0;
+        let Stretch { x, shape, first, blocks, first_row, rows, weights, tiles, sums, .. } = self.0;
         let unpacked = weights.map(|w| Unpacked::<GROUP, FOLD, SIGNED, MINS> {
             codes: w.codes,
             scales: w.scales,
@@ -475,6 +499,7 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
             return;
         }
         while row < rows {
+            self.0.ask_next(s, row / INTERLEAVE);
             if const { S::WIDE } && tiles == TILES {
                 columns!(2, 0, 4, INTERLEAVE);
             } else {

@@ -453,6 +453,10 @@ impl<S: Isa, C: codec::Codec> Weights<S> for Tile<C> {
         // SAFETY: the caller's contract.
         unsafe { kernel::unpack(s, self.0, first, blocks, to) }
     }
+
+    fn codes_at(&self, first: usize) -> (*const u8, usize) {
+        (self.0.start().wrapping_add(first * C::CODES / 8), C::CODES / 8)
+    }
 }
 
 /// A tile that is still in the file's blocks.
@@ -470,6 +474,10 @@ impl<S: Isa> Weights<S> for NativeTile<'_> {
     unsafe fn unpack(&self, _s: S, first: usize, blocks: usize, to: Target) {
         // SAFETY: the caller's contract.
         unsafe { self.unpack_scalar(first, blocks, to) }
+    }
+
+    fn codes_at(&self, _first: usize) -> (*const u8, usize) {
+        (std::ptr::null(), 0)
     }
 }
 
