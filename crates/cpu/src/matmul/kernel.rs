@@ -116,6 +116,7 @@ unsafe fn init<S: Isa, C: Codec, const I: usize>(
 /// # Safety
 /// The block is inside the tiles and the activations.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "tiles and rows index several arrays at once")]
 unsafe fn block_product<S: Isa, C: Codec, const N: usize, const T: usize, const I: usize>(
     s: S,
     tiles: &[C; N],
