@@ -170,6 +170,75 @@ def products():
          lambda s: (s.normal(11, 2, 6), torch.tensor([9, 0, 4], dtype=torch.int32), s.normal(3, 2, 6)), put)
 
 
+def convolutions():
+    for name, x, w, strides, pads, dilations, groups in [
+            ("one", (2, 3, 19), (5, 3, 4), [2], [1], [1], 1),
+            ("plain", (1, 3, 8, 9), (6, 3, 3, 3), [1, 1], [1, 1], [1, 1], 1),
+            ("strides", (2, 4, 9, 12), (5, 4, 3, 5), [2, 3], [1, 2], [1, 1], 1),
+            ("groups", (1, 6, 7, 8), (9, 2, 2, 3), [1, 1], [0, 1], [2, 1], 3),
+            ("depthwise", (1, 7, 10, 6), (7, 1, 3, 3), [1, 1], [1, 1], [1, 1], 7),
+            ("three", (1, 2, 5, 6, 4), (3, 2, 3, 2, 2), [1, 2, 1], [1, 0, 1], [1, 1, 1], 1)]:
+        apply = [F.conv1d, F.conv2d, F.conv3d][len(strides) - 1]
+        attrs = {"strides": strides, "pads": pads + pads, "dilations": dilations, "groups": groups}
+        make = lambda s: (s.normal(*x), s.normal(*w), s.normal(w[0]))
+        conv = lambda x, w, b: apply(x, w, b, strides, pads, dilations, groups)
+        case("conv", name, make, conv, attrs)
+        if name == "plain":
+            for activation, f in [("silu", F.silu), ("relu", F.relu), ("sigmoid", torch.sigmoid),
+                                  ("tanh", torch.tanh), ("gelu", F.gelu),
+                                  ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))]:
+                case("conv_activation", activation, make, lambda x, w, b: f(conv(x, w, b)),
+                     attrs | {"activation": activation})
+    for name, x, w, strides, pads, extra, dilations, groups in [
+            ("one", (1, 6, 13), (6, 4, 8), [4], [2], [1], [1], 1),
+            ("plain", (2, 3, 5, 6), (3, 4, 3, 3), [2, 2], [1, 1], [1, 0], [1, 1], 1),
+            ("groups", (1, 4, 6, 5), (4, 3, 2, 3), [1, 3], [0, 1], [0, 2], [2, 1], 2),
+            ("three", (1, 2, 3, 4, 3), (2, 2, 3, 2, 2), [1, 2, 2], [1, 0, 0], [0, 1, 0], [1, 1, 1], 1)]:
+        apply = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][len(strides) - 1]
+        case("conv_transpose", name,
+             lambda s: (s.normal(*x), s.normal(*w), s.normal(w[1] * groups)),
+             lambda x, w, b: apply(x, w, b, strides, pads, extra, groups, dilations),
+             {"strides": strides, "pads": pads + pads, "dilations": dilations, "groups": groups,
+              "output_padding": extra})
+
+
+def pools():
+    for name, x, kernel, strides, pads, dilations in [
+            ("one", (2, 3, 17), [4], [3], [1], [1]),
+            ("plain", (1, 3, 9, 10), [3, 2], [2, 2], [1, 0], [1, 1]),
+            ("dilated", (1, 2, 11, 12), [3, 3], [1, 2], [1, 1], [2, 3]),
+            ("three", (1, 2, 5, 6, 7), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 1])]:
+        n = len(kernel)
+        attrs = {"kernel": kernel, "strides": strides, "pads": pads + pads, "dilations": dilations}
+        most = [F.max_pool1d, F.max_pool2d, F.max_pool3d][n - 1]
+        case("max_pool", name, lambda s: s.normal(*x),
+             lambda x: most(x, kernel, strides, pads, dilations), attrs)
+        if dilations != [1] * n:
+            continue
+        mean = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d][n - 1]
+        for include in [False, True]:
+            case("average_pool", f"{name}_{include}".lower(), lambda s: s.normal(*x),
+                 lambda x: mean(x, kernel, strides, pads, False, include),
+                 attrs | {"extra": [0] * n, "include_pad": include})
+    case("average_pool", "partial", lambda s: s.normal(1, 2, 4, 4),
+         lambda x: F.avg_pool2d(x, 3, 2, 0, True),
+         {"kernel": [3, 3], "strides": [2, 2], "pads": [0] * 4, "dilations": [1, 1], "extra": [1, 1],
+          "include_pad": True})
+
+
+def resizes():
+    for name, x, sizes in [("up", (1, 3, 5, 6), [9, 16]), ("down", (2, 2, 11, 9), [4, 5])]:
+        common = {"axes": [2, 3], "sizes": sizes, "rounding": "floor", "cubic": -0.75}
+        make = lambda s: s.normal(*x)
+        case("resize", f"nearest_{name}", make, lambda x: F.interpolate(x, sizes),
+             common | {"mode": "nearest", "coordinates": "asymmetric"})
+        for mode in ["linear", "cubic"]:
+            for aligned, coordinates in [(False, "half_pixel"), (True, "align_corners")]:
+                case("resize", f"{mode}_{coordinates}_{name}", make,
+                     lambda x: F.interpolate(x, sizes, mode=f"bi{mode}", align_corners=aligned),
+                     common | {"mode": mode, "coordinates": coordinates})
+
+
 def rotate(x, positions, frequencies, style, scale):
     """transformers' rotation for `half`; for `pairs` multiplication of complex numbers."""
     angles = positions.float()[:, None] * frequencies
@@ -352,7 +421,8 @@ def main():
         folder.mkdir(exist_ok=True)
         for old in folder.glob("*.npz"):
             old.unlink()
-    for part in [normalization, activations, arithmetic, layout, products, ropes, attention, paged_attention]:
+    for part in [normalization, activations, arithmetic, layout, products, convolutions, pools, resizes, ropes,
+                 attention, paged_attention]:
         part()
 
 

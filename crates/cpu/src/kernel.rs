@@ -90,6 +90,10 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::kv_cache::ROWS,
     kernels::attention::ROWS,
     kernels::embedding::ROWS,
+    kernels::conv::ROWS,
+    kernels::pool::ROWS,
+    kernels::resize::ROWS,
+    kernels::softmax::ROWS,
 ];
 
 /// The kernel for a call.

@@ -88,6 +88,7 @@ fn run_case(backend: Arc<dyn Backend>, jet: &'static Jet, case: &Case) -> Vec<Ve
         "linear_many" => &[1, 2, 3, 4],
         "gated_linear" => &[2],
         "embedding" => &[0],
+        "conv" | "conv_activation" | "conv_transpose" => &[1],
         _ => &[],
     };
     let ids: Vec<_> = tensors
@@ -228,4 +229,44 @@ fn reused_and_fresh_buffers_give_the_same_bits() {
     let (fresh, large) = run(PlanMode::WriteNewOnly);
     assert_eq!(reused, fresh);
     assert!(small < large);
+}
+
+/// A convolution and `x * sigmoid(x)` become one step that gives what two give.
+#[test]
+fn a_convolution_takes_its_activation() {
+    let run = |kernels: bool| {
+        let mut b = cyb_ir::Builder::new();
+        let x = b.input("x", cyb_ir::Fact::new(DType::F32, [1, 4, 9, 7].map(Into::into)));
+        let w = filled(DType::F32, &[6, 4, 3, 3], &Fill::Normal(0.5), &mut Random(2));
+        let w = b.weight("w", w);
+        let attrs = cyb_ir::Attrs::new()
+            .with("strides", vec![1, 1])
+            .with("pads", vec![1, 1, 1, 1])
+            .with("dilations", vec![1, 1])
+            .with("groups", 1usize);
+        let y = b.jet(&cyb_jets::CONV, attrs, &[x, w]).unwrap();
+        let s = b.jet(&cyb_jets::SIGMOID, cyb_ir::Attrs::new(), &[y]).unwrap();
+        let y = b.jet(&cyb_jets::MUL, cyb_ir::Attrs::new(), &[y, s]).unwrap();
+        b.output("y", y);
+        let backend: Arc<dyn Backend> = match kernels {
+            true => Arc::new(CpuBackend::new(team(2))),
+            false => Arc::new(CpuBackend::atoms(team(2))),
+        };
+        let options = PrepareOptions { mode: PlanMode::Reuse, foreign: true };
+        let executor = Arc::new(Executor::prepare(b.finish(), &[backend], options).unwrap());
+        let mut running = executor.start(&[]).unwrap();
+        let input = filled(DType::F32, &[1, 4, 9, 7], &Fill::Normal(1.0), &mut Random(3));
+        running.input(0, &mut |bytes| bytes.copy_from_slice(input.bytes().as_slice()));
+        running.run().unwrap();
+        let steps: Vec<&str> = executor.steps().iter().map(|s| s.op).collect();
+        (steps, running.output(0).unwrap().to_vec())
+    };
+    let (steps, got) = run(true);
+    assert_eq!(steps, ["conv_activation"]);
+    let want = Tensor::new(
+        DType::F32,
+        vec![1, 6, 9, 7],
+        Bytes::owned(AlignedBytes::from_slice(&run(false).1)),
+    );
+    compare(&cyb_jets::CONV_ACTIVATION, "fused", &want.unwrap(), &got);
 }

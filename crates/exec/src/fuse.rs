@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cyb_ir::{Attrs, Graph, Jet, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap, ValueId};
 use cyb_jets::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 
-use crate::{Backend, Call};
+use crate::{Backend, Call, fuse_conv};
 
 /// The rules, for backends of which one must have the kernel.
 pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
@@ -17,6 +17,8 @@ pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
         }),
     };
     vec![
+        // Before other rules take an activation away.
+        rule("convolution and activation", fuse_conv::activated),
         // Before residuals: the product of a gated activation may take one as well.
         rule("gated product", gated),
         rule("product and residual", residual),
@@ -25,12 +27,12 @@ pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
 }
 
 /// A call that replaces the outputs of others.
-struct Fused {
-    jet: &'static Jet,
-    attrs: Attrs,
-    inputs: Vec<ValueId>,
+pub(crate) struct Fused {
+    pub(crate) jet: &'static Jet,
+    pub(crate) attrs: Attrs,
+    pub(crate) inputs: Vec<ValueId>,
     /// The value each output replaces.
-    outputs: Vec<ValueId>,
+    pub(crate) outputs: Vec<ValueId>,
 }
 
 impl Fused {
@@ -54,16 +56,23 @@ impl Fused {
     }
 }
 
-fn jet_node<'g>(graph: &'g Graph, v: ValueId, name: &str) -> Option<&'g Node> {
+pub(crate) fn jet_node<'g>(graph: &'g Graph, v: ValueId, name: &str) -> Option<&'g Node> {
     graph.producer(v).filter(|node| node.op.name() == name && matches!(node.op, Op::Jet(..)))
+}
+
+/// How often nodes, outputs and updates read the value.
+pub(crate) fn reads(graph: &Graph, v: ValueId) -> usize {
+    let by_nodes = graph.nodes.iter().flat_map(|n| &n.inputs).filter(|&&i| i == v).count();
+    let kept = graph.outputs.iter().filter(|(_, o)| *o == v).count()
+        + graph.updates.iter().filter(|(_, new)| *new == v).count();
+    by_nodes + kept
 }
 
 /// Whether nothing but one node reads the value.
 fn read_once(graph: &Graph, v: ValueId) -> bool {
-    let reads = graph.nodes.iter().flat_map(|n| &n.inputs).filter(|&&i| i == v).count();
     let kept = graph.outputs.iter().any(|(_, o)| *o == v)
         || graph.updates.iter().any(|(_, new)| *new == v);
-    reads == 1 && !kept
+    reads(graph, v) == 1 && !kept
 }
 
 /// `linear(swiglu(gate, up), w)`, or with `geglu`.

@@ -1,12 +1,16 @@
 //! Kernels, one file per family of operations.
 
 pub(crate) mod attention;
+pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod normalization;
+pub(crate) mod pool;
+pub(crate) mod resize;
 pub(crate) mod rope;
+pub(crate) mod softmax;
 pub(crate) mod views;
 
 use cyb_exec::Call;

@@ -191,6 +191,17 @@ fn shapes() -> Vec<Shape> {
         },
         Shape { name: "1x1 skipping", strides: &[2, 3], pads: &[0; 4], ..plain }
             .with_weight(&[8, 5, 1, 1]),
+        // Wide enough for the kernels of 3x3 windows that multiply less.
+        Shape { name: "3x3 of 40", x: &[2, 24, 40, 39], ..plain }.with_weight(&[17, 24, 3, 3]),
+        Shape {
+            name: "3x3 in groups",
+            x: &[1, 26, 1, 7],
+            w: &[16, 13, 3, 3],
+            pads: &[2, 0, 1, 3],
+            groups: 2,
+            bias: false,
+            ..plain
+        },
         Shape { name: "no images", x: &[0, 5, 4, 4], ..plain },
     ]
 }
