@@ -61,7 +61,8 @@ fn recognition() -> Vec<Rule<'static>> {
     let size = |jet: &cyb_ir::Jet| {
         let signature = (jet.signatures)().into_iter().next();
         let graph = signature.and_then(|s| jet.instantiate(&s.inputs, &s.attrs).ok());
-        graph.map_or(0, |g| g.nodes.len())
+        // A match is of one value, which does not make the other outputs of a jet.
+        graph.filter(|g| g.outputs.len() == 1).map_or(0, |g| g.nodes.len())
     };
     let mut jets: Vec<_> = JETS.iter().copied().filter(|jet| size(jet) > 1).collect();
     jets.sort_by_key(|jet| std::cmp::Reverse(size(jet)));

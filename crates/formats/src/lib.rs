@@ -47,3 +47,16 @@ pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
         }
     }
 }
+
+/// Whether a file is an ONNX model, which has operators instead of an architecture and is opened
+/// by [`onnx::Model::open`].
+///
+/// # Errors
+/// The file cannot be read.
+pub fn is_onnx_file(path: &Path) -> Result<bool, FormatError> {
+    let file = MappedFile::open(path)?;
+    let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"));
+    let known = sniff(file.bytes());
+    // A file with neither the usual first fields nor another format's is taken by its name.
+    Ok(sniff::is_onnx(file.bytes()) || (named && matches!(known, Sniffed::Foreign { .. })))
+}

@@ -122,7 +122,7 @@ fn is_safetensors(bytes: &[u8]) -> bool {
 
 /// A protobuf `ModelProto`: field 1 (`ir_version`) is a small number, then fields 2 to 8, all
 /// length-delimited or a varint.
-fn is_onnx(bytes: &[u8]) -> bool {
+pub(crate) fn is_onnx(bytes: &[u8]) -> bool {
     const NEXT_TAGS: [u8; 7] = [0x12, 0x1a, 0x22, 0x28, 0x32, 0x3a, 0x42];
     matches!(bytes, [0x08, 1..=32, tag, ..] if NEXT_TAGS.contains(tag))
 }

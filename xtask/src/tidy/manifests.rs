@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("wgpu", &["exec", "ir", "jets", "tensor"]),
     ("formats", &["tensor"]),
     ("models", &["formats", "ir", "jets", "tensor"]),
+    ("onnx", &["formats", "interp", "ir", "jets", "tensor"]),
     ("text", &["formats"]),
     ("engine", &["exec", "ir", "sample", "tensor"]),
     ("media", &["tensor"]),
@@ -26,7 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "llm",
         &[
             "cpu", "cuda", "engine", "exec", "formats", "interp", "ir", "jets", "media", "models",
-            "nox", "sample", "tensor", "text", "wgpu",
+            "nox", "onnx", "sample", "tensor", "text", "wgpu",
         ],
     ),
     ("context", &["llm"]),

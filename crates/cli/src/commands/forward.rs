@@ -43,6 +43,11 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
 
 fn forward(runtime: &Runtime, model: &str, inputs: &Path, out: &Path) -> Result<(), Failure> {
     let inputs = npz::read(inputs).map_err(cyb_llm::Error::from)?;
+    if runtime.is_onnx(model)? {
+        let outputs = runtime.load_onnx(model)?.run(&inputs)?;
+        let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        return Ok(npz::write(out, arrays).map_err(cyb_llm::Error::from)?);
+    }
     let options = LoadOptions { hidden_states: true, without_template: true };
     let model = runtime.load_with(model, options)?;
     let result = model.forward(&inputs).map_err(Failure::from).and_then(|outputs| {

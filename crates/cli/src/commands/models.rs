@@ -1,7 +1,7 @@
 //! `soma-runtime models` lists models and says what is in one.
 
 use clap::{Args, Subcommand};
-use cyb_llm::{LoadOptions, ModelInfo, Runtime};
+use cyb_llm::{LoadOptions, ModelInfo, OnnxModel, Runtime};
 use serde_json::json;
 
 use super::{memory, runtime};
@@ -64,6 +64,9 @@ fn list(common: &Common) -> Result<(), Failure> {
 fn info(common: &Common, model: &str, context: Option<&str>) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("context", context)])?;
     let runtime = Runtime::new(settings.config()?)?;
+    if runtime.is_onnx(model)? {
+        return onnx_info(common, &runtime.load_onnx(model)?);
+    }
     let options = LoadOptions { without_template: true, ..LoadOptions::default() };
     let model = runtime.load_with(model, options)?;
     let info = model.info();
@@ -72,6 +75,50 @@ fn info(common: &Common, model: &str, context: Option<&str>) -> Result<(), Failu
         true => output::json(&as_json(&info, template)),
         false => output::text(&as_text(&info, template)),
     }
+}
+
+/// What an ONNX graph takes and gives, and which operators it has.
+fn onnx_info(common: &Common, model: &OnnxModel) -> Result<(), Failure> {
+    let file = model.model();
+    let opsets: Vec<String> = file
+        .opsets
+        .iter()
+        .map(|(domain, version)| match domain.as_str() {
+            "" => format!("ai.onnx {version}"),
+            domain => format!("{domain} {version}"),
+        })
+        .collect();
+    let operators = model.operators();
+    let ports = |ports: &[cyb_llm::Port]| ports.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let (inputs, outputs) = (ports(model.inputs()), ports(model.outputs()));
+    if common.json {
+        return output::json(&json!({
+            "path": model.name(),
+            "format": "ONNX",
+            "producer": file.producer,
+            "opsets": file.opsets,
+            "inputs": inputs,
+            "outputs": outputs,
+            "operators": operators,
+            "metadata": model.metadata().iter().collect::<std::collections::BTreeMap<_, _>>(),
+        }));
+    }
+    let mut rows = vec![
+        vec!["path".to_owned(), model.name().to_owned()],
+        vec!["format".to_owned(), format!("ONNX, {}", opsets.join(", "))],
+        vec!["producer".to_owned(), file.producer.clone()],
+    ];
+    let all = [("input", inputs), ("output", outputs)];
+    rows.extend(
+        all.iter().flat_map(|(kind, ports)| {
+            ports.iter().map(|port| vec![(*kind).to_owned(), port.clone()])
+        }),
+    );
+    let counts: Vec<String> = operators.iter().map(|(op, n)| format!("{n} {op}")).collect();
+    rows.push(vec!["operators".to_owned(), counts.join(", ")]);
+    let metadata = model.metadata().iter();
+    rows.extend(metadata.map(|(key, value)| vec![key.clone(), value.clone()]));
+    output::text(&output::table(&rows))
 }
 
 fn as_json(info: &ModelInfo, template: Option<&str>) -> serde_json::Value {

@@ -1,0 +1,233 @@
+//! ONNX graphs: any model as a function of named tensors.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use cyb_exec::{Backend, Executor, PrepareOptions, Running};
+use cyb_ir::{Graph, Source};
+use cyb_onnx::{Onnx, Port, Program, Runner};
+use cyb_tensor::{AlignedBytes, Bindings, Bytes, Tensor};
+use indexmap::IndexMap;
+
+use crate::{Error, Runtime, library};
+
+/// An ONNX model ready to be called. It is prepared for the shapes of its inputs when it is first
+/// called with them.
+#[derive(Debug)]
+pub struct OnnxModel {
+    name: String,
+    onnx: Onnx,
+}
+
+impl Runtime {
+    /// Whether a path, or a name in the models folder, is an ONNX file.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be read.
+    pub fn is_onnx(&self, name: &str) -> Result<bool, Error> {
+        let path = library::resolve(name, self.models_dir())?;
+        Ok(path.is_file() && cyb_formats::is_onnx_file(&path)?)
+    }
+
+    /// Loads an ONNX model: a path, or a name in the models folder.
+    ///
+    /// # Errors
+    /// There is no such model, its file is not what it should be, or it has operators that are not
+    /// supported, all of which the error names.
+    pub fn load_onnx(&self, name: &str) -> Result<OnnxModel, Error> {
+        let path = library::resolve(name, self.models_dir())?;
+        let model = cyb_formats::onnx::Model::open(&path)?;
+        self.prepare_onnx(path.display().to_string(), model)
+    }
+
+    /// Loads an ONNX model from memory; external data is looked for in `folder`.
+    ///
+    /// # Errors
+    /// As [`Runtime::load_onnx`].
+    pub fn onnx_from_bytes(
+        &self,
+        name: &str,
+        bytes: Vec<u8>,
+        folder: Option<&Path>,
+    ) -> Result<OnnxModel, Error> {
+        let model = cyb_formats::onnx::Model::from_bytes(bytes, folder).map_err(|problem| {
+            Error::Format(cyb_formats::FormatError::Onnx { path: name.into(), problem })
+        })?;
+        self.prepare_onnx(name.to_owned(), model)
+    }
+
+    fn prepare_onnx(
+        &self,
+        name: String,
+        model: cyb_formats::onnx::Model,
+    ) -> Result<OnnxModel, Error> {
+        let runner = Box::new(OnBackends(self.opened_backends().to_vec()));
+        match Onnx::new(model, runner) {
+            Ok(onnx) => Ok(OnnxModel { name, onnx }),
+            Err(problem) => Err(Error::Onnx { model: name, problem }),
+        }
+    }
+}
+
+impl OnnxModel {
+    /// The path or name it was loaded by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Names, element types and declared shapes of what it takes.
+    pub fn inputs(&self) -> &[Port] {
+        self.onnx.inputs()
+    }
+
+    /// Names, element types and declared shapes of what it gives.
+    pub fn outputs(&self) -> &[Port] {
+        self.onnx.outputs()
+    }
+
+    /// Free text that the exporter put into the file, such as class names.
+    pub fn metadata(&self) -> &IndexMap<String, String> {
+        self.onnx.metadata()
+    }
+
+    /// The graph as the file has it.
+    pub fn model(&self) -> &cyb_formats::onnx::Model {
+        self.onnx.model()
+    }
+
+    /// How often each operator stands in the file, graphs inside nodes included.
+    pub fn operators(&self) -> BTreeMap<String, usize> {
+        self.onnx.operators()
+    }
+
+    /// Runs the model on named tensors.
+    ///
+    /// # Errors
+    /// An input is missing, unknown, or of the wrong type or shape, or a node cannot run on what it
+    /// gets.
+    pub fn run(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+    ) -> Result<IndexMap<String, Tensor>, Error> {
+        self.onnx.run(inputs).map_err(|problem| Error::Onnx { model: self.name.clone(), problem })
+    }
+}
+
+/// Runs graphs on the backends of a runtime.
+struct OnBackends(Vec<Arc<dyn Backend>>);
+
+impl Runner for OnBackends {
+    fn prepare(&self, graph: Graph) -> Result<Box<dyn Program>, String> {
+        let (graph, fixed) = without_constants(graph)?;
+        if fixed.iter().all(Option::is_some) {
+            return Ok(Box::new(OnExecutor { running: None, feeds: Vec::new(), fixed }));
+        }
+        let names: Vec<Arc<str>> = graph.inputs().map(|(name, _)| name.clone()).collect();
+        let options = PrepareOptions { foreign: true, ..PrepareOptions::default() };
+        let executor =
+            Executor::prepare(graph, &self.0, options).map_err(|error| error.to_string())?;
+        let running = Arc::new(executor).start(&[]).and_then(|mut running| {
+            running.bind(&[])?;
+            Ok(running)
+        });
+        let running = running.map_err(|error| error.to_string())?;
+        // Passes drop inputs that nothing reads.
+        let feeds = running
+            .executor()
+            .inputs()
+            .filter_map(|(name, _)| names.iter().position(|n| **n == *name))
+            .collect();
+        Ok(Box::new(OnExecutor { running: Some(running), feeds, fixed }))
+    }
+}
+
+/// The graph without the outputs that no input reaches, and those outputs computed.
+fn without_constants(mut graph: Graph) -> Result<(Graph, Vec<Option<Tensor>>), String> {
+    let mut varies = vec![false; graph.values.len()];
+    for (i, value) in graph.values.iter().enumerate() {
+        varies[i] = matches!(value.source, Source::Input(_) | Source::State(_));
+    }
+    for node in &graph.nodes {
+        if node.inputs.iter().any(|v| varies[v.index()]) {
+            node.outputs.iter().for_each(|v| varies[v.index()] = true);
+        }
+    }
+    if graph.outputs.iter().all(|(_, v)| varies[v.index()]) {
+        let fixed = vec![None; graph.outputs.len()];
+        return Ok((graph, fixed));
+    }
+    let (varying, constant): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut graph.outputs).into_iter().partition(|(_, v)| varies[v.index()]);
+    let order: Vec<bool> = {
+        let mut all: Vec<(usize, bool)> = Vec::new();
+        let number = |name: &str| name.trim_start_matches('o').parse().unwrap_or(usize::MAX);
+        all.extend(varying.iter().map(|(name, _)| (number(name), false)));
+        all.extend(constant.iter().map(|(name, _)| (number(name), true)));
+        all.sort_unstable();
+        all.into_iter().map(|(_, is_constant)| is_constant).collect()
+    };
+    graph.outputs = constant;
+    let without_inputs = prune(&graph)?;
+    let prepared = cyb_interp::Prepared::new(&without_inputs).map_err(|error| error.to_string())?;
+    // Nothing reads them, but the interpreter wants every input.
+    let zeros = without_inputs.inputs().map(|(name, v)| {
+        let fact = without_inputs.fact(v);
+        let dims: Option<Vec<usize>> = fact.shape.iter().map(|d| d.known()).collect();
+        let dims = dims.ok_or_else(|| format!("input {name} has no known shape"))?;
+        let len = cyb_tensor::byte_len(fact.dtype, &dims).map_err(|error| error.to_string())?;
+        let bytes = Bytes::owned(AlignedBytes::zeroed(len));
+        let tensor = Tensor::new(fact.dtype, dims, bytes).map_err(|error| error.to_string())?;
+        Ok((name.to_string(), tensor))
+    });
+    let zeros = zeros.collect::<Result<_, String>>()?;
+    let made = prepared
+        .run(&Bindings::new(), &zeros, &mut Default::default())
+        .map_err(|error| error.to_string())?;
+    let mut computed = graph.outputs.iter().map(|(name, _)| made.get(&**name).cloned());
+    let fixed = order
+        .into_iter()
+        .map(|is_constant| if is_constant { computed.next().flatten() } else { None })
+        .collect();
+    graph.outputs = varying;
+    Ok((graph, fixed))
+}
+
+/// The part of a graph that its outputs need.
+fn prune(graph: &Graph) -> Result<Graph, String> {
+    cyb_ir::sweep(graph).map_err(|error| error.to_string())
+}
+
+struct OnExecutor {
+    running: Option<Running>,
+    /// Which input each of the executor's is.
+    feeds: Vec<usize>,
+    /// Outputs that are the same in each run.
+    fixed: Vec<Option<Tensor>>,
+}
+
+impl Program for OnExecutor {
+    fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let mut computed = Vec::new();
+        if let Some(running) = &mut self.running {
+            for (i, &feed) in self.feeds.iter().enumerate() {
+                let from = inputs[feed].bytes().as_slice();
+                running.input(i, &mut |bytes| bytes.copy_from_slice(from));
+            }
+            running.run().map_err(|error| error.to_string())?;
+            let dtypes: Vec<_> = running.executor().outputs().map(|(_, fact)| fact.dtype).collect();
+            for (i, dtype) in dtypes.into_iter().enumerate() {
+                let shape = running.output_shape(i);
+                let bytes = running.output(i).map_err(|error| error.to_string())?;
+                let bytes = Bytes::owned(AlignedBytes::from_slice(bytes));
+                computed.push(Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())?);
+            }
+        }
+        let mut computed = computed.into_iter();
+        let each = self.fixed.iter().map(|fixed| match fixed {
+            Some(tensor) => Ok(tensor.clone()),
+            None => computed.next().ok_or_else(|| "an output was not computed".to_owned()),
+        });
+        each.collect()
+    }
+}

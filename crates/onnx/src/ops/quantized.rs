@@ -1,0 +1,278 @@
+//! Integers with scales.
+
+use cyb_formats::onnx::Elem;
+use cyb_ir::{Cmp, Reduce, ValueId};
+use cyb_tensor::{Class, DType};
+
+use super::Rows;
+use super::cast::convert;
+use super::conv::conv;
+use super::matmul::product;
+use super::normalization::by_channel;
+use crate::context::{Context, Made, Outputs};
+use crate::error::{OpError, bad};
+use crate::value::{Val, X};
+
+pub(super) static ROWS: Rows = &[
+    ("QuantizeLinear", quantize),
+    ("DequantizeLinear", dequantize),
+    ("DynamicQuantizeLinear", dynamic_quantize),
+    ("MatMulInteger", matmul_integer),
+    ("ConvInteger", conv_integer),
+    ("QLinearMatMul", qlinear_matmul),
+    ("QLinearConv", qlinear_conv),
+];
+
+/// A scale or zero point lined up with `x`: one number, one for each index of `axis`, or one for
+/// each block along it.
+fn lined_up(c: &mut Context<'_>, v: ValueId, dims: &[usize], axis: i64, block: usize) -> Made {
+    let own = c.dims(v)?;
+    if own.iter().product::<usize>() == 1 && own.len() <= 1 {
+        return c.reshape(v, &[]);
+    }
+    let axis = c.axis(axis, dims.len())?;
+    if own.len() == 1 && block == 0 {
+        let mut shape = vec![1; dims.len()];
+        shape[axis] = own[0];
+        return c.reshape(v, &shape);
+    }
+    if own.len() != dims.len() {
+        return bad(format!("scales of {own:?} do not fit {dims:?}"));
+    }
+    // Each repeated over its block; the last block may be cut short.
+    let block = if block == 0 { dims[axis].div_ceil(own[axis].max(1)) } else { block };
+    let mut shape = own.clone();
+    shape.insert(axis + 1, 1);
+    let y = c.reshape(v, &shape)?;
+    shape[axis + 1] = block;
+    let y = c.broadcast(y, &shape)?;
+    shape.remove(axis + 1);
+    shape[axis] = own[axis]
+        .checked_mul(block)
+        .ok_or_else(|| OpError::Bad(format!("a block of {block} is too large")))?;
+    let y = c.reshape(y, &shape)?;
+    if shape[axis] < dims[axis] {
+        return bad(format!("scales of {own:?} in blocks of {block} do not fill {dims:?}"));
+    }
+    Ok(if shape[axis] > dims[axis] { c.b.slice(y, axis, 0, dims[axis])? } else { y })
+}
+
+fn block_size(c: &Context<'_>) -> Result<usize, OpError> {
+    Ok(super::shape::sizes(&[c.int("block_size", 0)?])?[0])
+}
+
+/// Whole `f32` numbers as an integer type, those outside its range at its ends.
+pub(super) fn saturate(c: &mut Context<'_>, x: ValueId, to: Elem) -> Made {
+    let (Some((low, high)), Some(dtype)) = (to.int_range(), to.storage()) else {
+        return bad(format!("{to} is no integer type"));
+    };
+    let (low, high) = (c.scalar(x, low as f64)?, c.scalar(x, high as f64)?);
+    let x = c.b.max(x, low)?;
+    let x = c.b.min(x, high)?;
+    c.cast(x, dtype)
+}
+
+fn quantize(c: &mut Context<'_>) -> Outputs {
+    let (x, scale) = (c.x(0)?, c.x(1)?);
+    let zero = c.opt(2)?;
+    let to = match (&zero, c.opt_int("output_dtype")?.filter(|&n| n != 0)) {
+        (Some(zero), _) => zero.elem,
+        (None, Some(id)) => match Elem::from_id(id) {
+            Some(elem) => elem,
+            None => return bad(format!("type {id} is unknown")),
+        },
+        (None, None) => Elem::U8,
+    };
+    let (axis, block) = (c.int("axis", 1)?, block_size(c)?);
+    let dims = c.dims(x.id)?;
+    let wide = c.cast(x.id, DType::F32)?;
+    let scale = c.cast(scale.id, DType::F32)?;
+    let scale = lined_up(c, scale, &dims, axis, block)?;
+    let scaled = c.divide_once(wide, scale)?;
+    if to.int_range().is_none() {
+        let saturates = c.flag("saturate", true)?;
+        let y = convert(c, scaled, to, saturates, "up")?;
+        return c.one(y, to);
+    }
+    let mut y = c.round(scaled)?;
+    if let Some(zero) = zero {
+        let zero = c.cast(zero.id, DType::F32)?;
+        let zero = lined_up(c, zero, &dims, axis, block)?;
+        y = c.b.add(y, zero)?;
+    }
+    let y = saturate(c, y, to)?;
+    c.one(y, to)
+}
+
+fn dequantize(c: &mut Context<'_>) -> Outputs {
+    let (x, scale) = (c.x(0)?, c.x(1)?);
+    let zero = c.opt(2)?;
+    let (axis, block) = (c.int("axis", 1)?, block_size(c)?);
+    let dims = c.dims(x.id)?;
+    let mut y = c.cast(x.id, DType::F32)?;
+    if let Some(zero) = zero {
+        // Differences of 32-bit integers need not fit a float.
+        let zero_id = lined_up(c, zero.id, &dims, axis, block)?;
+        if matches!(c.dtype(x.id), DType::I32 | DType::U32) {
+            let (a, b) = (c.cast(x.id, DType::I64)?, c.cast(zero_id, DType::I64)?);
+            let difference = c.sub(a, b)?;
+            y = c.cast(difference, DType::F32)?;
+        } else {
+            let zero = c.cast(zero_id, DType::F32)?;
+            y = c.sub(y, zero)?;
+        }
+    }
+    let wide = c.cast(scale.id, DType::F32)?;
+    let wide = lined_up(c, wide, &dims, axis, block)?;
+    let y = c.b.mul(y, wide)?;
+    let elem = match c.opt_int("output_dtype")?.filter(|&n| n != 0) {
+        Some(id) => Elem::from_id(id).ok_or_else(|| OpError::Bad("type is unknown".into()))?,
+        None => scale.elem,
+    };
+    let y = match elem.storage() {
+        Some(dtype) if dtype.class() == Class::Float => c.cast(y, dtype)?,
+        _ => return bad(format!("{elem} is no float type")),
+    };
+    c.one(y, elem)
+}
+
+fn dynamic_quantize(c: &mut Context<'_>) -> Outputs {
+    let x = c.x(0)?;
+    let (codes, scale, point) = dynamic(c, x.id)?;
+    Ok(vec![
+        Val::Value(X { id: codes, elem: Elem::U8 }),
+        Val::Value(X { id: scale, elem: Elem::F32 }),
+        Val::Value(X { id: point, elem: Elem::U8 }),
+    ])
+}
+
+/// Codes of 8 bits over the range of `x` and 0, their scale and zero point.
+pub(super) fn dynamic(
+    c: &mut Context<'_>,
+    x: ValueId,
+) -> Result<(ValueId, ValueId, ValueId), OpError> {
+    let axes: Vec<usize> = (0..c.rank(x)).collect();
+    let zero = c.scalar(x, 0.0)?;
+    let (top, bottom) = (c.b.reduce(Reduce::Max, x, &axes)?, c.b.reduce(Reduce::Min, x, &axes)?);
+    let (top, bottom) = (c.b.max(top, zero)?, c.b.min(bottom, zero)?);
+    let range = c.sub(top, bottom)?;
+    let levels = c.scalar(range, 255.0)?;
+    let scale = c.divide_once(range, levels)?;
+    let flat = c.b.cmp(Cmp::Eq, scale, zero)?;
+    let one = c.scalar(x, 1.0)?;
+    let divisor = c.b.select(flat, one, scale)?;
+    let minus = c.neg(bottom)?;
+    let point = c.divide_once(minus, divisor)?;
+    let point = c.round(point)?;
+    let point_code = saturate(c, point, Elem::U8)?;
+    let point = c.cast(point_code, DType::F32)?;
+    let scaled = c.divide_once(x, divisor)?;
+    let y = c.round(scaled)?;
+    let y = c.b.add(y, point)?;
+    let y = saturate(c, y, Elem::U8)?;
+    Ok((y, scale, point_code))
+}
+
+/// Codes less their zero point, as `I32`.
+fn centered(c: &mut Context<'_>, x: ValueId, zero: Option<X>, rows: bool) -> Made {
+    let x = c.cast(x, DType::I32)?;
+    let Some(zero) = zero else { return Ok(x) };
+    let mut zero = c.cast(zero.id, DType::I32)?;
+    let dims = c.dims(zero)?;
+    if dims == [1] {
+        zero = c.reshape(zero, &[])?;
+    } else if rows && dims.len() == 1 {
+        zero = c.b.unsqueeze(zero, 1)?;
+    }
+    c.sub(x, zero)
+}
+
+fn matmul_integer(c: &mut Context<'_>) -> Outputs {
+    let (a, b) = (c.x(0)?, c.x(1)?);
+    let (za, zb) = (c.opt(2)?, c.opt(3)?);
+    let a = centered(c, a.id, za, true)?;
+    let b = centered(c, b.id, zb, false)?;
+    let y = product(c, a, b)?;
+    c.plain(y)
+}
+
+/// A kernel less its zero point, which is one number or one for each output channel.
+fn centered_kernel(c: &mut Context<'_>, w: ValueId, zero: Option<X>) -> Made {
+    let rank = c.rank(w);
+    let w = c.cast(w, DType::I32)?;
+    let Some(zero) = zero else { return Ok(w) };
+    let zero = c.cast(zero.id, DType::I32)?;
+    let n: usize = c.dims(zero)?.iter().product();
+    let mut shape = vec![1; rank];
+    shape[0] = n;
+    let zero = c.reshape(zero, &shape)?;
+    c.sub(w, zero)
+}
+
+fn conv_integer(c: &mut Context<'_>) -> Outputs {
+    let (x, w) = (c.x(0)?, c.x(1)?);
+    let (zx, zw) = (c.opt(2)?, c.opt(3)?);
+    let x = centered(c, x.id, zx, false)?;
+    let w = centered_kernel(c, w.id, zw)?;
+    let y = conv(c, x, w)?;
+    c.plain(y)
+}
+
+/// Exact sums times `factor`, rounded, moved to the zero point and saturated.
+fn requantize(c: &mut Context<'_>, sums: ValueId, factor: ValueId, zero: X) -> Outputs {
+    let sums = c.cast(sums, DType::F32)?;
+    let y = c.b.mul(sums, factor)?;
+    let y = c.round(y)?;
+    let point = c.cast(zero.id, DType::F32)?;
+    let point = match c.dims(point)?.as_slice() {
+        [1] => c.reshape(point, &[])?,
+        _ => point,
+    };
+    let y = c.b.add(y, point)?;
+    let y = saturate(c, y, zero.elem)?;
+    c.one(y, zero.elem)
+}
+
+fn qlinear_matmul(c: &mut Context<'_>) -> Outputs {
+    let mut inputs = Vec::new();
+    for i in 0..8 {
+        inputs.push(c.x(i)?);
+    }
+    let a = centered(c, inputs[0].id, Some(inputs[2]), true)?;
+    let b = centered(c, inputs[3].id, Some(inputs[5]), false)?;
+    let sums = product(c, a, b)?;
+    let mut scales = Vec::new();
+    for (i, rows) in [(1, true), (4, false), (6, false)] {
+        let s = c.cast(inputs[i].id, DType::F32)?;
+        scales.push(match c.dims(s)?.as_slice() {
+            [1] => c.reshape(s, &[])?,
+            [_] if rows => c.b.unsqueeze(s, 1)?,
+            _ => s,
+        });
+    }
+    let factor = c.mul(scales[0], scales[1])?;
+    let factor = c.divide_once(factor, scales[2])?;
+    requantize(c, sums, factor, inputs[7])
+}
+
+fn qlinear_conv(c: &mut Context<'_>) -> Outputs {
+    let mut inputs = Vec::new();
+    for i in 0..8 {
+        inputs.push(c.x(i)?);
+    }
+    let bias = c.opt(8)?;
+    let x = centered(c, inputs[0].id, Some(inputs[2]), false)?;
+    let w = centered_kernel(c, inputs[3].id, Some(inputs[5]))?;
+    let mut sums = conv(c, x, w)?;
+    let rank = c.rank(sums);
+    if let Some(bias) = bias {
+        let bias = by_channel(c, bias.id, rank)?;
+        sums = c.b.add(sums, bias)?;
+    }
+    let (sx, sw, sy) = (inputs[1].id, inputs[4].id, inputs[6].id);
+    let sw = by_channel(c, sw, rank)?;
+    let (sx, sy) = (c.reshape(sx, &[])?, c.reshape(sy, &[])?);
+    let factor = c.mul(sw, sx)?;
+    let factor = c.divide_once(factor, sy)?;
+    requantize(c, sums, factor, inputs[7])
+}
