@@ -26,6 +26,7 @@ usage: cargo xtask COMMAND
   models --list                what there is, and what is here
   tidy                         the rules of ARCHITECTURE.md and STYLE.md that a program can check
   bench [--python PROGRAM]     text models beside llama.cpp, as Markdown; PROGRAM has llama-cpp-python
+  kernels                      compile the CUDA kernels to PTX anew; needs no GPU
   golden [SCRIPT...]           make the golden values anew (golden/*.py) in an own environment
 ";
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         ["models"] => models::fetch_where(|model| model.set == cyb_zoo::Set::Test),
         ["models", names @ ..] if !has_option(names) => models::fetch_named(names),
         ["tidy"] => tidy::tidy(),
+        ["kernels"] => steps::kernels(),
         ["golden", names @ ..] if !has_option(names) => steps::golden(names),
         ["bench"] => bench::bench(None),
         ["bench", "--python", python] => bench::bench(Some(*python)),

@@ -64,7 +64,32 @@ pub(crate) fn golden(names: &[&str]) -> Result<(), Failure> {
             missing.display()
         ));
     }
-    let environment = target_dir().join("golden-venv");
+    let python = environment("golden-venv", &golden.join("requirements.txt"))?;
+    for script in scripts {
+        let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        step(&name, || {
+            let mut generate = Command::new(&python);
+            generate.arg(&script).current_dir(&golden);
+            run(&name, generate)
+        })?;
+    }
+    Ok(())
+}
+
+/// Compiles the CUDA kernels to PTX, with the compiler that is a Python package.
+pub(crate) fn kernels() -> Result<(), Failure> {
+    let folder = root().join("crates/cuda/kernels");
+    let python = environment("kernels-venv", &folder.join("requirements.txt"))?;
+    step("kernels", || {
+        let mut compile = Command::new(&python);
+        compile.arg(folder.join("compile.py"));
+        run("compile.py", compile)
+    })
+}
+
+/// The Python of an environment in the target folder that has these packages.
+fn environment(name: &str, requirements: &std::path::Path) -> Result<PathBuf, Failure> {
+    let environment = target_dir().join(name);
     let bin = environment.join(if cfg!(windows) { "Scripts" } else { "bin" });
     let python = bin.join(if cfg!(windows) { "python.exe" } else { "python" });
     if !python.exists() {
@@ -75,18 +100,10 @@ pub(crate) fn golden(names: &[&str]) -> Result<(), Failure> {
     step("packages", || {
         let mut install = Command::new(&python);
         install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        install.arg("--requirement").arg(golden.join("requirements.txt"));
-        run("pip install of golden/requirements.txt", install)
+        install.arg("--requirement").arg(requirements);
+        run(&format!("pip install of {}", requirements.display()), install)
     })?;
-    for script in scripts {
-        let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        step(&name, || {
-            let mut generate = Command::new(&python);
-            generate.arg(&script).current_dir(&golden);
-            run(&name, generate)
-        })?;
-    }
-    Ok(())
+    Ok(python)
 }
 
 fn scripts_in(golden: &std::path::Path) -> Result<Vec<PathBuf>, Failure> {

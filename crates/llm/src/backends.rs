@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cyb_cpu::CpuBackend;
 use cyb_cpu::team::Team;
+use cyb_cuda::CudaBackend;
 use cyb_exec::Backend;
 
 use crate::Error;
@@ -51,29 +52,41 @@ impl BackendKind {
         }
     }
 
-    /// Why it cannot be used here.
-    const fn obstacle(self) -> Option<&'static str> {
+    /// Opens the backend, with the processor behind it for what a device has no kernel for.
+    pub(crate) fn open(self, team: &Arc<Team>) -> Result<Opened, Error> {
+        let cpu = || -> Arc<dyn Backend> { Arc::new(CpuBackend::new(Arc::clone(team))) };
+        let on_cpu = || Opened { backends: vec![cpu()], step_tokens: STEP_TOKENS };
+        let on_gpu = |cuda| Opened {
+            backends: vec![Arc::new(cuda), cpu()],
+            step_tokens: CudaBackend::STEP_TOKENS,
+        };
         match self {
-            BackendKind::Auto | BackendKind::Cpu | BackendKind::Atoms => None,
-            BackendKind::Cuda | BackendKind::Wgpu | BackendKind::Metal => {
-                Some("this build has none")
+            BackendKind::Auto => Ok(CudaBackend::open().map_or_else(|_| on_cpu(), on_gpu)),
+            BackendKind::Cpu => Ok(on_cpu()),
+            BackendKind::Cuda => CudaBackend::open()
+                .map(on_gpu)
+                .map_err(|error| Error::Backend { kind: self, why: error.to_string() }),
+            BackendKind::Atoms => {
+                let atoms = CpuBackend::atoms(Arc::clone(team));
+                Ok(Opened { backends: vec![Arc::new(atoms)], step_tokens: STEP_TOKENS })
+            }
+            BackendKind::Wgpu | BackendKind::Metal => {
+                Err(Error::Backend { kind: self, why: "this build has none".to_owned() })
             }
         }
     }
+}
 
+/// Tokens of a prompt that one step computes on a processor.
+pub(crate) const STEP_TOKENS: usize = 512;
+
+/// What a [`BackendKind`] opens.
+#[derive(Debug)]
+pub(crate) struct Opened {
     /// The backends to prepare graphs on, in order of preference.
-    pub(crate) fn open(self, team: &Arc<Team>) -> Result<Vec<Arc<dyn Backend>>, Error> {
-        match self {
-            BackendKind::Auto | BackendKind::Cpu => {
-                Ok(vec![Arc::new(CpuBackend::new(Arc::clone(team)))])
-            }
-            BackendKind::Atoms => Ok(vec![Arc::new(CpuBackend::atoms(Arc::clone(team)))]),
-            BackendKind::Cuda | BackendKind::Wgpu | BackendKind::Metal => Err(Error::Backend {
-                kind: self,
-                why: self.obstacle().unwrap_or("this machine has none"),
-            }),
-        }
-    }
+    pub(crate) backends: Vec<Arc<dyn Backend>>,
+    /// Tokens of a prompt that one step computes where nobody says how many.
+    pub(crate) step_tokens: usize,
 }
 
 impl fmt::Display for BackendKind {
@@ -99,21 +112,25 @@ pub struct BackendInfo {
     /// The device, where it can be used.
     pub device: Option<String>,
     /// Why it cannot be used, where not.
-    pub obstacle: Option<&'static str>,
+    pub obstacle: Option<String>,
     /// Whether this runtime uses it.
     pub in_use: bool,
 }
 
-/// Every backend that there can be, with what this machine has.
-pub(crate) fn survey(team: &Arc<Team>, used: BackendKind) -> Vec<BackendInfo> {
-    let used = if used == BackendKind::Auto { BackendKind::Cpu } else { used };
+/// Every backend that there can be, with what this machine has. `used` is the name of the one in
+/// use.
+pub(crate) fn survey(team: &Arc<Team>, used: &str) -> Vec<BackendInfo> {
     let named = BackendKind::ALL.into_iter().filter(|&kind| kind != BackendKind::Auto);
     named
-        .map(|kind| BackendInfo {
-            kind,
-            device: kind.open(team).ok().and_then(|opened| Some(opened.first()?.device())),
-            obstacle: kind.obstacle(),
-            in_use: kind == used,
+        .map(|kind| {
+            let opened = kind.open(team);
+            let device = opened.as_ref().ok().and_then(|o| Some(o.backends.first()?.device()));
+            let obstacle = match opened {
+                Ok(_) => None,
+                Err(Error::Backend { why, .. }) => Some(why),
+                Err(other) => Some(other.to_string()),
+            };
+            BackendInfo { kind, device, obstacle, in_use: kind.name() == used }
         })
         .collect()
 }

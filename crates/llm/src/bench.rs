@@ -90,7 +90,7 @@ impl Model {
             return Err(Error::Value { what: if batch == 0 { "batch" } else { "repeat" }, why });
         }
         let stride = length.div_ceil(self.kv_block());
-        let chunk = self.config().chunk;
+        let chunk = self.config().chunk();
         let stepper = self.stepper(StepLimits {
             tokens: chunk.min(length).max(batch),
             sequences: batch,

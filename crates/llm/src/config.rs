@@ -21,8 +21,9 @@ pub struct Config {
     /// Tokens that a sequence may hold, prompt and answer together; `None` for as many as it needs
     /// up to what the model was made for.
     pub context: Option<usize>,
-    /// The most tokens of a prompt that one step computes.
-    pub chunk: usize,
+    /// The most tokens of a prompt that one step computes; `None` for as many as keep the device
+    /// busy.
+    pub chunk: Option<usize>,
     /// The most sequences that are computed at once.
     pub max_sequences: usize,
     /// Whether a prompt that begins as an earlier one did takes over what was computed for it.
@@ -40,11 +41,16 @@ impl Config {
             kv_type: DType::F16,
             models_dir: None,
             context: None,
-            chunk: 512,
+            chunk: None,
             max_sequences: 16,
             prefix_cache: true,
             cancel: Arc::new(Cancel::new()),
         }
+    }
+
+    /// The most tokens of a prompt that one step computes.
+    pub(crate) fn chunk(&self) -> usize {
+        self.chunk.unwrap_or(crate::backends::STEP_TOKENS)
     }
 }
 

@@ -27,7 +27,7 @@ pub enum Error {
     NotLoaded(String),
     /// A backend that cannot be used here.
     #[error("backend {kind} cannot be used: {why}; use auto, cpu or atoms")]
-    Backend { kind: BackendKind, why: &'static str },
+    Backend { kind: BackendKind, why: String },
     /// A name that is no backend.
     #[error("there is no backend {0:?}; there are auto, cpu, cuda, wgpu, metal, atoms")]
     UnknownBackend(String),

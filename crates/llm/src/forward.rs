@@ -41,7 +41,7 @@ impl Model {
         let mut states = Vec::new();
         let blocks = n_tokens.div_ceil(self.kv_block()).max(1);
         let mut stepper = self.stepper(StepLimits {
-            tokens: n_tokens.clamp(1, self.config().chunk),
+            tokens: n_tokens.clamp(1, self.config().chunk()),
             sequences: 1,
             blocks,
             logits: 1,
@@ -50,7 +50,7 @@ impl Model {
         for (row, span) in batch.spans.iter().enumerate() {
             let ids = &batch.ids[row * n_tokens..][span.clone()];
             let base = row * n_tokens + span.start;
-            let (chunk, block) = (self.config().chunk, self.kv_block());
+            let (chunk, block) = (self.config().chunk(), self.kv_block());
             score::run(
                 &mut stepper,
                 ids,

@@ -162,7 +162,7 @@ impl Model {
         let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
         let n_blocks = context.div_ceil(block);
         let limits = StepLimits {
-            tokens: config.chunk.min(context),
+            tokens: config.chunk().min(context),
             sequences: 1,
             blocks: n_blocks,
             logits: 1,
@@ -175,8 +175,8 @@ impl Model {
             n_blocks,
             max_running: config.max_sequences,
             max_waiting: MAX_WAITING,
-            step_tokens: config.chunk.max(config.max_sequences),
-            chunk: config.chunk,
+            step_tokens: config.chunk().max(config.max_sequences),
+            chunk: config.chunk(),
             prefix_cache: config.prefix_cache,
         };
         let mut warnings = package.file.notes.clone();

@@ -51,7 +51,7 @@ impl Model {
         let block = self.kv_block();
         let blocks = context.div_ceil(block);
         let mut stepper = self.stepper(StepLimits {
-            tokens: context.min(self.config().chunk),
+            tokens: context.min(self.config().chunk()),
             sequences: 1,
             blocks,
             logits: 1,
@@ -68,7 +68,7 @@ impl Model {
                 window[0] = bos;
             }
             let window = &window[..];
-            let (chunk, cancel) = (self.config().chunk, &self.config().cancel);
+            let (chunk, cancel) = (self.config().chunk(), &self.config().cancel);
             score::run(
                 &mut stepper,
                 &window[..last],

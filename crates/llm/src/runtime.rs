@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cyb_cpu::team::Team;
 use cyb_exec::Backend;
 
-use crate::backends::{self, BackendInfo};
+use crate::backends::{self, BackendInfo, Opened};
 use crate::jets::{self, JetInfo};
 use crate::library::{self, Entry};
 use crate::model::{LoadOptions, Model, ModelId, ModelInfo};
@@ -28,12 +28,12 @@ impl Runtime {
     ///
     /// # Errors
     /// The backend asked for cannot be used here, or the threads cannot be had.
-    pub fn new(config: Config) -> Result<Runtime, Error> {
+    pub fn new(mut config: Config) -> Result<Runtime, Error> {
         let threads = config.threads.unwrap_or_else(Team::default_count);
         if threads == 0 {
             return Err(Error::Value { what: "threads", why: "0; give 1 or more".to_owned() });
         }
-        for (what, size) in [("chunk", config.chunk), ("max_sequences", config.max_sequences)] {
+        for (what, size) in [("chunk", config.chunk()), ("max_sequences", config.max_sequences)] {
             if size == 0 {
                 return Err(Error::Value { what, why: "0; give 1 or more".to_owned() });
             }
@@ -41,7 +41,8 @@ impl Runtime {
         let team = Team::new(threads)
             .map_err(|error| Error::Threads { threads, why: error.to_string() })?;
         let team = Arc::new(team);
-        let backends = config.backend.open(&team)?;
+        let Opened { backends, step_tokens } = config.backend.open(&team)?;
+        config.chunk.get_or_insert(step_tokens);
         let models_dir = config.models_dir.clone().or_else(library::default_models_dir);
         Ok(Runtime { config, team, backends, models_dir, loaded: Mutex::default() })
     }
@@ -58,7 +59,12 @@ impl Runtime {
 
     /// Every backend that there can be, with what this machine has.
     pub fn backends(&self) -> Vec<BackendInfo> {
-        backends::survey(&self.team, self.config.backend)
+        backends::survey(&self.team, self.backend())
+    }
+
+    /// The name of the backend that steps go to first: what `auto` has chosen.
+    pub fn backend(&self) -> &'static str {
+        self.backends.first().map_or("none", |backend| backend.name())
     }
 
     /// The backends in use, in order of preference.

@@ -17,7 +17,7 @@ struct Backend {
     name: &'static str,
     available: bool,
     device: Option<String>,
-    reason: Option<&'static str>,
+    reason: Option<String>,
     in_use: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn run(common: &Common, Arguments {}: &Arguments) -> Result<(), Failu
                 (true, false) => "available",
                 (false, _) => "not here",
             };
-            let about = b.device.or(b.reason.map(str::to_owned)).unwrap_or_default();
+            let about = b.device.or(b.reason).unwrap_or_default();
             vec![b.name.to_owned(), state.to_owned(), about]
         })
         .collect();

@@ -47,11 +47,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let config = cyb_llm::Config { context: None, ..settings.config()? };
-    let backend = match config.backend {
-        cyb_llm::BackendKind::Auto => cyb_llm::BackendKind::Cpu,
-        other => other,
-    };
     let runtime = Runtime::new(config)?;
+    let backend = runtime.backend();
     let options = LoadOptions { without_template: true, ..LoadOptions::default() };
     let model = match &arguments.synthetic {
         Some(spec) => runtime.synthetic(spec)?,
@@ -85,7 +82,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     if common.json {
         let mut report = json!({
             "model": name,
-            "backend": backend.name(),
+            "backend": backend,
             "threads": threads,
             "load_ms": result.load_ms,
             "prefill": { "tok_per_sec": spread(result.prefill) },
@@ -110,7 +107,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let row = |what: &str, value: String| vec![what.to_owned(), value];
     let mut rows = vec![
         row("model", name),
-        row("backend", format!("{}, {threads} threads", backend.name())),
+        row("backend", format!("{}, {threads} threads", backend)),
         row("load", format!("{:.0} ms", result.load_ms)),
         row("prefill", format!("{}, {} tokens", speed(result.prefill), arguments.prompt_tokens)),
         row("decode", format!("{}, {} tokens", speed(result.decode), arguments.gen_tokens)),

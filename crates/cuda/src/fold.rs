@@ -1,0 +1,218 @@
+//! Nodes that a later step takes over: a norm becomes part of the product that reads it; rotary
+//! embeddings and cache writes become part of the attention after them.
+
+use std::collections::{HashMap, HashSet};
+
+use cyb_ir::{Graph, Node, Op, ValueId};
+
+use crate::linear::Norm;
+use crate::op::attrs_of;
+
+/// What an attention step does first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeStore {
+    /// Node that turns the queries.
+    pub(crate) rope: usize,
+    pub(crate) q: ValueId,
+    pub(crate) k: ValueId,
+    pub(crate) v: ValueId,
+    pub(crate) slots: ValueId,
+    pub(crate) frequencies: ValueId,
+    /// The turned queries and keys.
+    pub(crate) turned: [ValueId; 2],
+}
+
+/// A norm that products take over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoldedNorm {
+    pub(crate) norm: Norm,
+    pub(crate) x: ValueId,
+    pub(crate) weight: Option<ValueId>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Folds {
+    /// Nodes that have no step of their own.
+    pub(crate) gone: HashSet<usize>,
+    /// By the norm's output.
+    pub(crate) norms: HashMap<ValueId, FoldedNorm>,
+    /// By number of the attention's node.
+    pub(crate) attention: HashMap<usize, RopeStore>,
+}
+
+struct Readers<'g> {
+    graph: &'g Graph,
+    /// Nodes that read each value, once for each time.
+    of: Vec<Vec<usize>>,
+    kept: HashSet<ValueId>,
+    made_by: HashMap<ValueId, usize>,
+}
+
+impl<'g> Readers<'g> {
+    fn jet(&self, v: ValueId, name: &str) -> Option<(usize, &'g Node)> {
+        let index = *self.made_by.get(&v)?;
+        let node = &self.graph.nodes[index];
+        (matches!(node.op, Op::Jet(..)) && node.op.name() == name).then_some((index, node))
+    }
+
+    /// Whether node `reader` alone reads the value.
+    fn only(&self, v: ValueId, reader: usize) -> bool {
+        self.of[v.index()] == [reader] && !self.kept.contains(&v)
+    }
+}
+
+pub(crate) fn fold(graph: &Graph, live: &[bool]) -> Folds {
+    let mut of = vec![Vec::new(); graph.values.len()];
+    let mut made_by = HashMap::new();
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
+        node.inputs.iter().for_each(|v| of[v.index()].push(i));
+        made_by.extend(node.outputs.iter().map(|&v| (v, i)));
+    }
+    let kept = graph.outputs.iter().map(|(_, v)| *v).collect();
+    let readers = Readers { graph, of, kept, made_by };
+    let mut folds = Folds::default();
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
+        if !matches!(node.op, Op::Jet(..)) {
+            continue;
+        }
+        match node.op.name() {
+            "rmsnorm" => {
+                if let Some(norm) = norm(&readers, node) {
+                    folds.gone.insert(i);
+                    folds.norms.insert(node.outputs[0], norm);
+                }
+            }
+            "sdpa_paged" => {
+                if let Some((store, gone)) = rope_store(&readers, i, node) {
+                    folds.gone.extend(gone);
+                    folds.attention.insert(i, store);
+                }
+            }
+            _ => {}
+        }
+    }
+    folds
+}
+
+fn norm(readers: &Readers<'_>, node: &Node) -> Option<FoldedNorm> {
+    let out = node.outputs[0];
+    let [reader] = *readers.of[out.index()].as_slice() else { return None };
+    let next = &readers.graph.nodes[reader];
+    let product =
+        matches!(next.op, Op::Jet(..)) && ["linear", "linear_many"].contains(&next.op.name());
+    if !product || next.inputs[0] != out || readers.kept.contains(&out) {
+        return None;
+    }
+    let weight = node.inputs.get(1).copied();
+    let eps = attrs_of(&node.op).float("eps").ok()? as f32;
+    let norm = Norm { eps, weighted: weight.is_some() };
+    Some(FoldedNorm { norm, x: node.inputs[0], weight })
+}
+
+fn rope_store(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(RopeStore, [usize; 4])> {
+    let [q, keys, values] = [0, 1, 2].map(|i: usize| node.inputs[i]);
+    let (rope_q, turn_q) = readers.jet(q, "rope")?;
+    let (store_k, cache_k) = readers.jet(keys, "kv_cache")?;
+    let (store_v, cache_v) = readers.jet(values, "kv_cache")?;
+    let turned_k = cache_k.inputs[2];
+    let (rope_k, turn_k) = readers.jet(turned_k, "rope")?;
+    // The pools may be a state's next value besides, which is the same memory.
+    let alone = readers.only(q, index)
+        && readers.only(turned_k, store_k)
+        && readers.of[keys.index()] == [index]
+        && readers.of[values.index()] == [index];
+    let alike = turn_q.inputs[1..] == turn_k.inputs[1..]
+        && turn_q.op == turn_k.op
+        && cache_k.inputs[1] == cache_v.inputs[1]
+        && node.inputs[5] == turn_q.inputs[1];
+    let store = RopeStore {
+        rope: rope_q,
+        q: turn_q.inputs[0],
+        k: turn_k.inputs[0],
+        v: cache_v.inputs[2],
+        slots: cache_k.inputs[1],
+        frequencies: turn_q.inputs[2],
+        turned: [q, turned_k],
+    };
+    (alone && alike).then_some((store, [rope_q, rope_k, store_k, store_v]))
+}
+
+#[cfg(test)]
+mod tests {
+    use cyb_ir::{Attrs, Builder, Fact};
+    use cyb_jets::{ADD, KV_CACHE, LINEAR, RMSNORM, ROPE, SDPA_PAGED};
+    use cyb_tensor::DType;
+
+    use super::*;
+
+    fn f32s(shape: &[usize]) -> Fact {
+        Fact::new(DType::F32, shape.iter().map(|&n| n.into()))
+    }
+
+    #[test]
+    fn a_norm_folds_into_the_one_product_that_reads_it() {
+        for others in [0, 1] {
+            let mut b = Builder::new();
+            let x = b.input("x", f32s(&[3, 64]));
+            let weight = b.input("norm", f32s(&[64]));
+            let w = b.input("w", f32s(&[64, 64]));
+            let n = b.jet(&RMSNORM, Attrs::new().with("eps", 1e-5), &[x, weight]).unwrap();
+            let mut y = b.jet(&LINEAR, Attrs::new(), &[n, w]).unwrap();
+            for _ in 0..others {
+                y = b.jet(&ADD, Attrs::new(), &[y, n]).unwrap();
+            }
+            b.output("y", y);
+            let graph = b.finish();
+            let folds = fold(&graph, &vec![true; graph.nodes.len()]);
+            assert_eq!(folds.norms.len(), 1 - others);
+            if let Some(norm) = folds.norms.get(&n) {
+                assert_eq!((norm.x, norm.weight), (x, Some(weight)));
+                assert_eq!(folds.gone, HashSet::from([0]));
+            }
+        }
+    }
+
+    #[test]
+    fn attention_takes_over_rope_and_stores() {
+        for seen in [false, true] {
+            let mut b = Builder::new();
+            let i32s = |shape: &[usize]| Fact::new(DType::I32, shape.iter().map(|&n| n.into()));
+            let q = b.input("q", f32s(&[3, 4, 64]));
+            let k = b.input("k", f32s(&[3, 2, 64]));
+            let v = b.input("v", f32s(&[3, 2, 64]));
+            let (positions, rows) = (b.input("positions", i32s(&[3])), b.input("rows", i32s(&[3])));
+            let (slots, tables) = (b.input("slots", i32s(&[3])), b.input("tables", i32s(&[1, 2])));
+            let frequencies = b.input("f", f32s(&[32]));
+            let pool = Fact::new(DType::F16, [64, 2, 64].map(Into::into));
+            let (keys, values) = (b.state("keys", pool.clone()), b.state("values", pool));
+            let rope = Attrs::new().with("style", "half").with("scale", 1.0);
+            let tq = b.jet(&ROPE, rope.clone(), &[q, positions, frequencies]).unwrap();
+            let tk = b.jet(&ROPE, rope, &[k, positions, frequencies]).unwrap();
+            let new_keys = b.jet(&KV_CACHE, Attrs::new(), &[keys, slots, tk]).unwrap();
+            let new_values = b.jet(&KV_CACHE, Attrs::new(), &[values, slots, v]).unwrap();
+            b.update(keys, new_keys);
+            b.update(values, new_values);
+            let attrs = Attrs::new()
+                .with("scale", 0.125)
+                .with("window", 0usize)
+                .with("softcap", 0.0)
+                .with("block", 32usize);
+            let given = [tq, new_keys, new_values, tables, rows, positions];
+            let y = b.jet(&SDPA_PAGED, attrs, &given).unwrap();
+            b.output("y", y);
+            if seen {
+                b.output("turned", tk);
+            }
+            let graph = b.finish();
+            let folds = fold(&graph, &vec![true; graph.nodes.len()]);
+            match folds.attention.get(&4) {
+                Some(store) if !seen => {
+                    assert_eq!((store.q, store.k, store.v), (q, k, v));
+                    assert_eq!(store.turned, [tq, tk]);
+                    assert_eq!(folds.gone, HashSet::from([0, 1, 2, 3]));
+                }
+                found => assert!(seen && found.is_none()),
+            }
+        }
+    }
+}

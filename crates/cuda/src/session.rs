@@ -1,0 +1,349 @@
+//! The memory and state of one user of a program, and its runs.
+
+use std::sync::Arc;
+
+use cyb_exec::{ExecError, Lifetime, MemoryUse, Observer, Session, StateId, StepTime, plan_arena};
+
+use crate::driver::{Graph, Launch, Memory, Pinned, Stream};
+use crate::op::{Needs, Operand, Scratch};
+use crate::program::{Place, Prepared};
+
+/// Graphs that are kept; a server's steps alternate between a few sizes.
+const GRAPHS: usize = 8;
+/// Inputs begin at multiples of this.
+const ALIGN: usize = 256;
+
+/// When set, steps are timed one by one, which makes runs slower.
+const TIMES: &str = "SOMA_CUDA_TIMES";
+
+pub(crate) struct CudaSession {
+    program: Arc<Prepared>,
+    limits: Vec<usize>,
+    bound: Vec<usize>,
+    arena: Memory,
+    states: Vec<Memory>,
+    scratch: Memory,
+    zeros: Memory,
+    /// Inputs as they are filled, and their copy on the GPU.
+    staging: Pinned,
+    inputs: Memory,
+    /// Where each input begins under the present binding, and the end of all.
+    input_offsets: Vec<usize>,
+    outputs: Vec<Pinned>,
+    /// Offset of each buffer in the arena.
+    offsets: Vec<usize>,
+    values: Vec<Operand>,
+    launches: Vec<Launch>,
+    /// Where the launches of each step begin, and the end of all.
+    starts: Vec<usize>,
+    graphs: Vec<(Vec<usize>, Graph)>,
+    /// The binding of the last run: a graph is recorded when it comes again.
+    last: Vec<usize>,
+    /// A state as it was last read.
+    read_state: Vec<u8>,
+    times: Vec<StepTime>,
+    timed: bool,
+    /// Last, so that the stream outlives what its work uses.
+    stream: Stream,
+}
+
+impl std::fmt::Debug for CudaSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaSession").field("bound", &self.bound).finish_non_exhaustive()
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        // Memory must not go while work in flight uses it.
+        if self.program.device.gpu.enter().is_ok() {
+            let _ = self.stream.wait();
+        }
+    }
+}
+
+impl CudaSession {
+    pub(crate) fn new(program: Arc<Prepared>, limits: &[usize]) -> Result<CudaSession, ExecError> {
+        let gpu = &program.device.gpu;
+        let stream = gpu.stream()?;
+        let mut session = CudaSession {
+            limits: Vec::new(),
+            bound: vec![0; program.symbols.len()],
+            arena: gpu.allocate(0)?,
+            states: Vec::new(),
+            scratch: gpu.allocate(0)?,
+            zeros: gpu.allocate(0)?,
+            staging: gpu.pinned(0)?,
+            inputs: gpu.allocate(0)?,
+            input_offsets: Vec::new(),
+            outputs: Vec::new(),
+            offsets: Vec::new(),
+            values: Vec::new(),
+            launches: Vec::new(),
+            starts: Vec::new(),
+            graphs: Vec::new(),
+            last: Vec::new(),
+            read_state: Vec::new(),
+            times: vec![StepTime::default(); program.steps.len()],
+            timed: std::env::var_os(TIMES).is_some(),
+            stream,
+            program,
+        };
+        session.resize(limits)?;
+        Ok(session)
+    }
+
+    /// The sizes of all values, and where inputs lie.
+    fn sizes(&self, bound: &[usize]) -> Result<(Vec<Operand>, Vec<usize>), ExecError> {
+        let program = &self.program;
+        let resolve = |value| program.resolve(value, bound);
+        let values = (0..program.values.len()).map(resolve).collect::<Result<Vec<_>, _>>()?;
+        let mut offsets = vec![0];
+        for &input in &program.inputs {
+            let end = offsets[offsets.len() - 1] + values[input].bytes;
+            offsets.push(end.next_multiple_of(ALIGN));
+        }
+        Ok((values, offsets))
+    }
+
+    /// Fills the tables of values and launches for the present binding.
+    fn refresh(&mut self) -> Result<(), ExecError> {
+        let program = self.program.clone();
+        let (mut values, offsets) = self.sizes(&self.bound)?;
+        self.input_offsets = offsets;
+        for (value, layout) in values.iter_mut().zip(&program.values) {
+            value.address = match &layout.place {
+                Place::Buffer(b) => self.arena.at(self.offsets[*b]),
+                Place::Input(i) => self.inputs.at(self.input_offsets[*i]),
+                Place::Fixed(memory) => memory.at(0),
+                Place::State(i) => self.states[*i].at(0),
+                Place::Nowhere => 0,
+            };
+        }
+        self.values = values;
+        self.launches.clear();
+        self.starts.clear();
+        let scratch = Scratch { address: self.scratch.at(0), zeros: self.zeros.at(0) };
+        for step in &program.steps {
+            self.starts.push(self.launches.len());
+            let operands: Vec<Operand> = step.operands.iter().map(|&v| self.values[v]).collect();
+            step.op.launches(&operands, scratch, &mut self.launches);
+        }
+        self.starts.push(self.launches.len());
+        Ok(())
+    }
+
+    /// Queues launches; only the first waits for what is not a kernel.
+    fn queue(&self, range: std::ops::Range<usize>) -> Result<(), crate::CudaError> {
+        let overlaps = self.program.device.overlaps();
+        for (i, launch) in self.launches[range].iter().enumerate() {
+            self.stream.launch(launch, overlaps && i > 0)?;
+        }
+        Ok(())
+    }
+
+    fn send_inputs(&self) -> Result<(), ExecError> {
+        let bytes = self.input_offsets.last().copied().unwrap_or(0);
+        Ok(self.stream.send(&self.staging, &self.inputs, bytes)?)
+    }
+
+    fn fetch_outputs(&self) -> Result<(), ExecError> {
+        for (pinned, &value) in self.outputs.iter().zip(&self.program.outputs) {
+            let value = &self.values[value];
+            self.stream.fetch(value.address, pinned, value.bytes)?;
+        }
+        Ok(self.stream.wait()?)
+    }
+
+    fn run_steps(&mut self) -> Result<(), ExecError> {
+        if self.timed {
+            for step in 0..self.program.steps.len() {
+                let range = self.starts[step]..self.starts[step + 1];
+                let millis = self.stream.time(|| self.queue(range))?;
+                self.times[step].calls += 1;
+                self.times[step].nanos += (f64::from(millis) * 1e6) as u64;
+            }
+            return Ok(());
+        }
+        let all = 0..self.launches.len();
+        if let Some(at) = self.graphs.iter().position(|(bound, _)| *bound == self.bound) {
+            return Ok(self.stream.replay(&self.graphs[at].1)?);
+        }
+        if self.last == self.bound && !all.is_empty() {
+            let graph = self.stream.record(|| self.queue(all))?;
+            self.stream.replay(&graph)?;
+            if self.graphs.len() == GRAPHS {
+                self.graphs.remove(0);
+            }
+            self.graphs.push((self.bound.clone(), graph));
+            return Ok(());
+        }
+        self.last.clone_from(&self.bound);
+        Ok(self.queue(all)?)
+    }
+}
+
+impl Session for CudaSession {
+    fn resize(&mut self, limits: &[usize]) -> Result<(), ExecError> {
+        let program = self.program.clone();
+        let gpu = &program.device.gpu;
+        gpu.enter()?;
+        self.stream.wait()?;
+        self.graphs.clear();
+        self.last.clear();
+        let (values, input_offsets) = self.sizes(limits)?;
+        let mut lifetimes = Vec::with_capacity(program.alive.len());
+        for (shared, &(first, last)) in program.buffer_values.iter().zip(&program.alive) {
+            let bytes = shared.iter().map(|&v| values[v].bytes).max().unwrap_or(0);
+            lifetimes.push(Lifetime { bytes, first, last });
+        }
+        let too_large = ExecError::Memory { what: "the arena", bytes: usize::MAX };
+        let plan = plan_arena(&lifetimes, program.mode).ok_or(too_large)?;
+        if plan.bytes > self.arena.len() {
+            self.arena = gpu.allocate(plan.bytes)?;
+        }
+        self.offsets = plan.offsets;
+        let mut needs = Needs::default();
+        for step in &program.steps {
+            let operands: Vec<Operand> = step.operands.iter().map(|&v| values[v]).collect();
+            let step = step.op.needs(&operands);
+            needs.scratch = needs.scratch.max(step.scratch);
+            needs.zeros = needs.zeros.max(step.zeros);
+        }
+        if needs.scratch > self.scratch.len() {
+            self.scratch = gpu.allocate(needs.scratch)?;
+        }
+        if needs.zeros > self.zeros.len() {
+            self.zeros = gpu.zeroed(needs.zeros, &self.stream)?;
+        }
+        let input_bytes = input_offsets.last().copied().unwrap_or(0);
+        if input_bytes > self.inputs.len() {
+            self.inputs = gpu.allocate(input_bytes)?;
+            self.staging = gpu.pinned(input_bytes)?;
+        }
+        for (i, &value) in program.outputs.iter().enumerate() {
+            let bytes = values[value].bytes;
+            match self.outputs.get(i) {
+                None => self.outputs.push(gpu.pinned(bytes)?),
+                Some(old) if old.len() < bytes => self.outputs[i] = gpu.pinned(bytes)?,
+                Some(_) => {}
+            }
+        }
+        for (i, &value) in program.states.iter().enumerate() {
+            let bytes = values[value].bytes;
+            if self.states.get(i).is_some_and(|old| old.len() == bytes) {
+                continue;
+            }
+            let new = gpu.zeroed(bytes, &self.stream)?;
+            match self.states.get_mut(i) {
+                None => self.states.push(new),
+                Some(old) => {
+                    self.stream.copy(old, &new, old.len().min(bytes))?;
+                    self.stream.wait()?;
+                    *old = new;
+                }
+            }
+        }
+        self.limits = limits.to_vec();
+        self.bound = limits.to_vec();
+        self.refresh()
+    }
+
+    fn bind(&mut self, values: &[usize]) -> Result<(), ExecError> {
+        for (i, (&value, &limit)) in values.iter().zip(&self.limits).enumerate() {
+            if value > limit {
+                let symbol = self.program.symbols.names()[i].to_string();
+                return Err(ExecError::Limit { symbol, value, limit });
+            }
+        }
+        if self.bound != values {
+            self.bound.copy_from_slice(values);
+            self.refresh()?;
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, index: usize) -> &mut [u8] {
+        let start = self.input_offsets[index];
+        let bytes = self.values[self.program.inputs[index]].bytes;
+        &mut self.staging.as_mut_slice()[start..][..bytes]
+    }
+
+    fn run(&mut self) -> Result<(), ExecError> {
+        self.program.device.gpu.enter()?;
+        self.send_inputs()?;
+        self.run_steps()?;
+        self.fetch_outputs()
+    }
+
+    fn run_traced(&mut self, observer: &mut dyn Observer) -> Result<(), ExecError> {
+        let program = self.program.clone();
+        let gpu = &program.device.gpu;
+        gpu.enter()?;
+        self.send_inputs()?;
+        for (number, step) in program.steps.iter().enumerate() {
+            self.queue(self.starts[number]..self.starts[number + 1])?;
+            let mut bytes: Vec<Pinned> = Vec::with_capacity(step.operands.len());
+            for &value in &step.operands {
+                let value = &self.values[value];
+                // A product's weights are in a layout of their own.
+                let size = if value.address == 0 { 0 } else { value.bytes };
+                let copy = gpu.pinned(size)?;
+                self.stream.fetch(value.address, &copy, size)?;
+                bytes.push(copy);
+            }
+            self.stream.wait()?;
+            let seen: Vec<&[u8]> = bytes.iter().map(Pinned::as_slice).collect();
+            observer.step(&step.info, &seen[..step.inputs], &seen[step.inputs..]);
+        }
+        self.fetch_outputs()
+    }
+
+    fn output(&mut self, index: usize) -> Result<&[u8], ExecError> {
+        let bytes = self.values[self.program.outputs[index]].bytes;
+        Ok(&self.outputs[index].as_slice()[..bytes])
+    }
+
+    fn output_shape(&self, index: usize) -> Vec<usize> {
+        self.values[self.program.outputs[index]].dims().to_vec()
+    }
+
+    fn state(&mut self, id: StateId) -> Result<&[u8], ExecError> {
+        let gpu = &self.program.device.gpu;
+        gpu.enter()?;
+        let state = &self.states[id.0];
+        let copy = gpu.pinned(state.len())?;
+        self.stream.fetch(state.at(0), &copy, state.len())?;
+        self.stream.wait()?;
+        self.read_state.clear();
+        self.read_state.extend_from_slice(copy.as_slice());
+        Ok(&self.read_state)
+    }
+
+    fn set_state(&mut self, id: StateId, bytes: &[u8]) -> Result<(), ExecError> {
+        let state = &self.states[id.0];
+        if state.len() != bytes.len() {
+            let why = format!("it has {} bytes, not {}", state.len(), bytes.len());
+            return Err(ExecError::Input { name: format!("state {}", id.0), why });
+        }
+        self.program.device.gpu.enter()?;
+        self.stream.wait()?;
+        Ok(state.fill(0, bytes)?)
+    }
+
+    fn times(&self) -> &[StepTime] {
+        &self.times
+    }
+
+    fn reset_times(&mut self) {
+        self.times.fill(StepTime::default());
+    }
+
+    fn memory(&self) -> MemoryUse {
+        MemoryUse {
+            arena: self.arena.len(),
+            states: self.states.iter().map(Memory::len).sum(),
+            scratch: self.scratch.len() + self.zeros.len(),
+        }
+    }
+}
