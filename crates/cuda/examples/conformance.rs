@@ -354,7 +354,7 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
         (14, 2, 64, DType::Q8_0, 0),
         (16, 2, 128, DType::F32, 0),
         (4, 2, 256, DType::F16, 0),
-        (9, 3, 80, DType::F16, 300),
+        (8, 4, 80, DType::F16, 300),
     ] {
         for (name, tokens) in [("decode", decode()), ("mixed", prefill()), ("prefill", long())] {
             let how = Layer { heads, groups, width, pool, window, tokens, blocks: 24 };

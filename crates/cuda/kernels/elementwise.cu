@@ -79,6 +79,13 @@ extern "C" __global__ void kv_cache(
     store_row(pool, kind, slot, width, from + (u64)blockIdx.x * width);
 }
 
+// `n` pairs of bytes.
+extern "C" __global__ void copy(const u16 *from, u16 *to, u64 n) {
+    wait_for_previous();
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) to[i] = from[i];
+}
+
 struct Rope {
     const int *positions;      // [tokens]
     const float *frequencies;  // [turned]

@@ -1,7 +1,7 @@
 //! Norms, rotary embedding, cache writes, table lookups and what works element by element.
 
 use cyb_exec::{Call, ExecError};
-use cyb_ir::Node;
+use cyb_ir::{Atom, Node, Op as IrOp, Scatter, Write};
 use cyb_tensor::DType;
 
 use crate::driver::{Function, Launch, Parameter};
@@ -70,10 +70,40 @@ fn embedding_fits(call: &Call<'_>) -> bool {
         && call.inputs[1].dtype == DType::I32
 }
 
-/// The step of a node of [`ROWS`].
+/// Which sum or product an atom is, or that it stores rows: what small jets become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Small {
+    Add,
+    Mul,
+    Store,
+}
+
+/// The kernel of an atom.
+pub(crate) fn small(call: &Call<'_>) -> Option<Small> {
+    let rows = |call: &Call<'_>| {
+        call.inputs[0].dtype == DType::F32 && call.inputs[0].rank() == 3 && cache_fits(call)
+    };
+    match call.op {
+        IrOp::Atom(Atom::Add) if all_f32(call) => Some(Small::Add),
+        IrOp::Atom(Atom::Mul) if all_f32(call) => Some(Small::Mul),
+        IrOp::Atom(Atom::Write(Write::Scatter { axis: 0, mode: Scatter::Set })) if rows(call) => {
+            Some(Small::Store)
+        }
+        _ => None,
+    }
+}
+
+/// The step of a node of [`ROWS`], or of an atom that [`small`] knows.
 pub(crate) fn build(b: &mut Build<'_>, node: &Node) -> Result<Box<dyn Op>, ExecError> {
     let attrs = attrs_of(&node.op);
     let function = |name: &str| b.device.function("elementwise", name);
+    if let Some(small) = small(&Call::of(b.graph, node)) {
+        return Ok(match small {
+            Small::Add => Box::new(Binary { op: 0, function: function("binary")? }),
+            Small::Mul => Box::new(Binary { op: 1, function: function("binary")? }),
+            Small::Store => Box::new(Cache::new(b)?),
+        });
+    }
     Ok(match node.op.name() {
         "rmsnorm" => {
             Box::new(RmsNorm { eps: attrs.float("eps")? as f32, function: function("rmsnorm")? })
@@ -83,7 +113,7 @@ pub(crate) fn build(b: &mut Build<'_>, node: &Node) -> Result<Box<dyn Op>, ExecE
             scale: attrs.float("scale")? as f32,
             function: function("rope")?,
         }),
-        "kv_cache" => Box::new(Cache { function: function("kv_cache")? }),
+        "kv_cache" => Box::new(Cache::new(b)?),
         "embedding" => Box::new(Embedding { function: function("embedding")? }),
         "add" => Box::new(Binary { op: 0, function: function("binary")? }),
         "mul" => Box::new(Binary { op: 1, function: function("binary")? }),
@@ -170,20 +200,39 @@ impl Op for Rope {
 
 #[derive(Debug)]
 struct Cache {
-    function: Function,
+    store: Function,
+    copy: Function,
+}
+
+impl Cache {
+    fn new(b: &Build<'_>) -> Result<Cache, ExecError> {
+        let function = |name| b.device.function("elementwise", name);
+        Ok(Cache { store: function("kv_cache")?, copy: function("copy")? })
+    }
 }
 
 impl Op for Cache {
     fn launches(&self, t: &[Operand], _: Scratch, out: &mut Vec<Launch>) {
         let [slots, heads, width] = *t[0].dims() else { return };
         let tokens = t[1].elements();
+        if t[3].address != t[0].address && t[0].bytes > 0 {
+            out.push(per_element(
+                self.copy,
+                t[0].bytes / 2,
+                vec![
+                    Parameter::address(t[0].address),
+                    Parameter::address(t[3].address),
+                    Parameter::long(t[0].bytes / 2),
+                ],
+            ));
+        }
         if tokens > 0 {
             let kind = t[0].dtype.and_then(pool_kind).unwrap_or(0);
             out.push(per_row(
-                self.function,
+                self.store,
                 tokens,
                 vec![
-                    Parameter::address(t[0].address),
+                    Parameter::address(t[3].address),
                     Parameter::address(t[1].address),
                     Parameter::address(t[2].address),
                     Parameter::int(heads * width),

@@ -11,7 +11,7 @@ use cyb_tensor::DType;
 
 use crate::attention::{self, Attention};
 use crate::driver::{CudaError, Gpu, Memory};
-use crate::elementwise;
+use crate::elementwise::{self, Small};
 use crate::fold::fold;
 use crate::linear::{self, Linear};
 use crate::modules::Modules;
@@ -69,7 +69,9 @@ pub(crate) fn find(call: &Call<'_>) -> Option<Kernel> {
     }
     match call.op {
         IrOp::Atom(Atom::Read(Read::Reshape(_))) => Some(Kernel { name: "view" }),
-        IrOp::Atom(_) => None,
+        IrOp::Atom(_) => elementwise::small(call).map(|small| Kernel {
+            name: if small == Small::Store { "kv_cache" } else { "binary" },
+        }),
         IrOp::Jet(..) => {
             let name = call.op.name();
             let mut rows = KERNELS.iter().flat_map(|rows| rows.iter());
@@ -243,14 +245,16 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
             op: node.op.name().to_owned(),
             facts: "on the GPU".into(),
         })?;
+        let stores = elementwise::small(&Call::of(&graph, node)) == Some(Small::Store);
+        let state = matches!(m.places.get(&node.inputs[0]), Some(Place::State(_)));
         // Writes in place have no memory of their own, whoever does them.
         let in_place = |output: usize| match &node.op {
-            IrOp::Jet(jet, _) => jet.in_place.iter().find(|(_, o)| *o == output),
-            IrOp::Atom(_) => None,
+            IrOp::Jet(jet, _) => jet.in_place.iter().copied().find(|(_, o)| *o == output),
+            IrOp::Atom(_) => (stores && state).then_some((0, output)),
         };
         for (output, &v) in node.outputs.iter().enumerate() {
             if let Some((input, _)) = in_place(output) {
-                let place = m.places[&node.inputs[*input]].clone();
+                let place = m.places[&node.inputs[input]].clone();
                 m.places.insert(v, place);
             }
         }
