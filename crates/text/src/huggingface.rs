@@ -1,5 +1,6 @@
 //! Tokenizers from a Hugging Face `tokenizer.json`, run by the `tokenizers` crate.
 
+use serde_json::Value;
 use tokenizers::tokenizer::normalizer::Range;
 use tokenizers::tokenizer::pre_tokenizer::Split;
 use tokenizers::{
@@ -58,13 +59,45 @@ pub(crate) struct JsonTokenizer {
     end_of_generation: Vec<u32>,
 }
 
+/// Reads the file. The `tokenizers` crate panics on some faults of a map of characters.
+fn parsed(json: &[u8]) -> Result<HfTokenizer, TextError> {
+    match std::panic::catch_unwind(|| HfTokenizer::from_bytes(json)) {
+        Ok(result) => result.map_err(|error| TextError::Json { reason: error.to_string() }),
+        Err(_) => Err(TextError::Json { reason: "a normalizer is damaged".to_owned() }),
+    }
+}
+
+/// The file without normalizers whose map of characters is empty, which the `tokenizers` crate
+/// refuses: SentencePiece writes one for a model that normalizes nothing. `None` if it has none.
+fn without_empty_maps(json: &[u8]) -> Option<Vec<u8>> {
+    const MAP: &[u8] = b"precompiled_charsmap";
+    if !json.windows(MAP.len()).any(|window| window == MAP) {
+        return None;
+    }
+    let empty = |part: &Value| {
+        part["type"] == "Precompiled" && part["precompiled_charsmap"].as_str() == Some("")
+    };
+    let mut file: Value = serde_json::from_slice(json).ok()?;
+    let normalizer = file.get_mut("normalizer")?;
+    if empty(normalizer) {
+        *normalizer = Value::Null;
+    } else {
+        let parts = normalizer.get_mut("normalizers")?.as_array_mut()?;
+        let all = parts.len();
+        parts.retain(|part| !empty(part));
+        if parts.len() == all {
+            return None;
+        }
+    }
+    serde_json::to_vec(&file).ok()
+}
+
 /// More ids than any vocabulary has; a larger id in a file is a fault.
 const MAX_IDS: usize = 1 << 22;
 
 impl JsonTokenizer {
     pub(crate) fn new(json: &[u8], config: JsonConfig) -> Result<Self, TextError> {
-        let mut tokenizer = HfTokenizer::from_bytes(json)
-            .map_err(|error| TextError::Json { reason: error.to_string() })?;
+        let mut tokenizer = parsed(without_empty_maps(json).as_deref().unwrap_or(json))?;
         // Lengths are the caller's business; a file that asks for truncation would lose text.
         tokenizer.with_padding(None);
         tokenizer

@@ -4,6 +4,7 @@
 //! A template comes with the model, from strangers. It has no access to anything but the values
 //! it is given, and it runs on fuel: loops, recursion and the data it builds are bounded.
 
+mod additions;
 mod message;
 mod python;
 mod segments;
@@ -126,7 +127,8 @@ impl ChatTemplate {
     pub fn compile(source: &str, special: SpecialTokens) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| render_error(&error))?);
+        let syntax = syntax.map_err(|error| render_error(&error))?;
+        environment.set_syntax(syntax.clone());
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION);
         environment
@@ -141,6 +143,7 @@ impl ChatTemplate {
                 charge(state, json)
             },
         );
+        environment.add_filter(additions::FILTER, additions::charged);
         environment.add_filter("string", |state: &State, value: minijinja::Value| {
             charge(state, python::to_str(&value)?)
         });
@@ -149,14 +152,13 @@ impl ChatTemplate {
             let error = minijinja::Error::new(ErrorKind::InvalidOperation, message.clone());
             Err::<String, _>(error.with_source(Raised(message)))
         });
-        environment.add_template_owned(NAME, plain_generation_tags(source)).map_err(|error| {
-            match error.kind() {
-                ErrorKind::OutOfFuel => too_long(),
-                _ => TextError::TemplateSyntax {
-                    line: error.line().unwrap_or(1),
-                    reason: describe(&error),
-                },
-            }
+        let plain = additions::charge(&plain_generation_tags(source), syntax);
+        environment.add_template_owned(NAME, plain).map_err(|error| match error.kind() {
+            ErrorKind::OutOfFuel => too_long(),
+            _ => TextError::TemplateSyntax {
+                line: error.line().unwrap_or(1),
+                reason: describe(&error),
+            },
         })?;
         let source = source.to_owned();
         let environment = Arc::new(environment);

@@ -1,4 +1,8 @@
+use std::time::Instant;
+
 use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
 
 use super::*;
@@ -146,10 +150,19 @@ fn hostile_templates_end() {
         "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(64) %}{% set ns.s = ns.s.replace('a', 'aaaaaaaaaaaaaaaa') %}{% endfor %}",
         "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
         "{% set ns = namespace(l=[]) %}{% for i in range(200) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(64) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l[0] }}",
+        "{% macro m(l) %}{% if l | length < 2**62 %}{{ m(l + l) }}{% endif %}{% endmacro %}{{ m([1]) }}",
+        "{% set ns = namespace(l=[1] * 10**9) %}{% for i in range(64) %}{% set ns.l = ns.l + [1] %}{% endfor %}{{ ns.l[0] }}",
     ] {
+        let started = std::time::Instant::now();
         let result = render(source, &[user("x")]);
         assert!(result.is_err(), "{source}");
+        // It ended by itself: nobody lost patience with a thread that goes on.
+        assert!(started.elapsed() < super::PATIENCE, "{source}");
     }
+    let joined = "{% set ns = namespace(l=[]) %}{% for i in range(500) %}\
+                  {% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l | length + 1 }}";
+    assert_eq!(render(joined, &[]).unwrap(), "501");
 }
 
 /// Row 11 of the asks: message text is told from template text, whatever the template does to it.
@@ -228,16 +241,65 @@ fn template_source() -> impl Strategy<Value = String> {
     prop::collection::vec(atoms, 0..40).prop_map(|parts| parts.concat())
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+/// Pieces of a real template, some of them dropped, doubled or moved, and odd ones between.
+fn mutated(real: Vec<String>) -> impl Strategy<Value = String> {
+    let cuts = prop::collection::vec((any::<Index>(), any::<Index>(), 0..4), 1..6);
+    (prop::sample::select(real), cuts, template_source()).prop_map(|(source, cuts, odd)| {
+        let mut text: Vec<char> = source.chars().collect();
+        for (from, to, kind) in cuts {
+            if text.is_empty() {
+                break;
+            }
+            let (from, to) = (from.index(text.len()), to.index(text.len()));
+            let span = from.min(to)..from.max(to).min(from.min(to) + 40);
+            match kind {
+                0 => drop(text.drain(span)),
+                1 => {
+                    let copy = text[span].to_vec();
+                    text.splice(to..to, copy);
+                }
+                2 => drop(text.splice(to..to, odd.chars().take(24))),
+                _ => text[span].reverse(),
+            }
+        }
+        text.into_iter().collect()
+    })
+}
 
-    /// Whatever the template, the renderer ends without a panic, and what it gives is the plain
-    /// rendering cut into segments.
-    #[test]
-    fn renderer_never_panics_and_always_ends(source in template_source(), content in "\\PC{0,8}") {
-        if let Ok(template) = ChatTemplate::compile(&source, special()) {
-            let messages = [user(&content), Message::new("assistant", "a</think>b")];
-            let _ = template.render(&messages, &RenderOptions::default());
+/// Whatever the template, the renderer ends without a panic, in time, and refuses nothing that the
+/// template engine takes. Runs for `SOMA_FUZZ_SECONDS` (two without it).
+#[test]
+fn renderer_never_panics_and_always_ends() {
+    let seconds = std::env::var("SOMA_FUZZ_SECONDS").map_or(2, |text| text.parse().unwrap());
+    let golden = include_str!("../../../../golden/text/templates.json");
+    let rows: Vec<Value> = serde_json::from_str(golden).unwrap();
+    let real = rows.iter().map(|row| row["template"].as_str().unwrap().to_owned()).collect();
+    let source = prop_oneof![2 => mutated(real), 1 => template_source()];
+    let config = Config { cases: 64, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        let result = runner.run(&(source.clone(), "\\PC{0,8}"), |(source, content)| {
+            let started = Instant::now();
+            let template = ChatTemplate::compile(&source, special());
+            let mut engine = Environment::new();
+            let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+            engine.set_syntax(syntax.unwrap());
+            engine.set_fuel(Some(super::FUEL));
+            let plain = super::plain_generation_tags(&source);
+            if engine.add_template("plain", &plain).is_ok() {
+                prop_assert!(template.is_ok(), "{:?}", template.err());
+            }
+            if let Ok(template) = template {
+                let messages = [user(&content), Message::new("assistant", "a</think>b")];
+                let _ = template.render(&messages, &RenderOptions::default());
+            }
+            prop_assert!(started.elapsed() < super::PATIENCE);
+            Ok(())
+        });
+        if let Err(failure) = result {
+            panic!("{failure}");
         }
     }
 }
