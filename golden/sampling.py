@@ -1,12 +1,11 @@
 """Golden cases for crates/sample: what is left, with which probability, after Hugging Face's own
-logits processors ran in the order of the pipeline.
-
-    pip install transformers==5.24.0 torch numpy==2.4.6
-    python golden/sampling.py > golden/sample/pipeline.txt
+logits processors ran in the order of the pipeline. Writes sample/pipeline.txt.
 
 One case is four lines: the parameters (temperature top_k top_p min_p repetition_penalty; top_k 0 is
 off), the token history, the logits, and `token:probability` for every token that is left.
 """
+
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 
-def case(rng, temperature, top_k, top_p, min_p, repetition_penalty, vocab):
+def case(out, rng, temperature, top_k, top_p, min_p, repetition_penalty, vocab):
     logits = np.round(rng.normal(0, 3, vocab), 3).astype(np.float32)
     history = rng.integers(0, vocab, 6)
     scores = torch.tensor(logits)[None].double()
@@ -36,13 +35,13 @@ def case(rng, temperature, top_k, top_p, min_p, repetition_penalty, vocab):
     for step in chain:
         scores = step(torch.tensor(history)[None], scores)
     probs = torch.softmax(scores, -1)[0]
-    print(temperature, top_k, top_p, min_p, repetition_penalty)
-    print(*history)
-    print(*(f"{x:.3f}" for x in logits))
-    print(*(f"{i}:{p:.9f}" for i, p in enumerate(probs.tolist()) if p > 0))
+    print(temperature, top_k, top_p, min_p, repetition_penalty, file=out)
+    print(*history, file=out)
+    print(*(f"{x:.3f}" for x in logits), file=out)
+    print(*(f"{i}:{p:.9f}" for i, p in enumerate(probs.tolist()) if p > 0), file=out)
 
 
-def main():
+def main(out):
     rng = np.random.default_rng(7)
     for vocab in (33, 200):
         for temperature in (0.3, 0.7, 1.0, 2.0):
@@ -56,7 +55,9 @@ def main():
                 (10, 0.8, 0.0, 2.0),
                 (1, 0.9, 0.05, 1.0),
             ):
-                case(rng, temperature, top_k, top_p, min_p, penalty, vocab)
+                case(out, rng, temperature, top_k, top_p, min_p, penalty, vocab)
 
 
-main()
+if __name__ == "__main__":
+    with open(Path(__file__).parent / "sample/pipeline.txt", "w") as file:
+        main(file)

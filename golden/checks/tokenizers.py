@@ -1,17 +1,19 @@
 """Token ids of awkward strings, by llama.cpp, for the vocabularies of the reference models.
 
 Writes golden/text/strings.json (the strings) and golden/text/<model>.json: for each string the ids as plain text
-and with control tokens read, and the ids of one whole chat. golden/text/smollm2.vocab.json.gz is the
-vocabulary of the demo model, so that equality can be tested without the model.
+and with control tokens read, and the texts that come back from their ids otherwise than they went.
+golden/text/smollm2.vocab.json.gz is the vocabulary of the demo model, so that equality can be tested without it.
 
-Needs llama-cpp-python, so it is run by hand, and the models in the models folder (`cargo xtask models`).
+Needs llama-cpp-python, so it is run by hand, and the models in the models folder (`cargo xtask models --all`).
 """
 
+import ctypes
 import gzip
 import json
 import os
 from pathlib import Path
 
+import llama_cpp
 from gguf import GGUFReader
 from llama_cpp import Llama
 
@@ -25,6 +27,8 @@ FILES = {
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
     "qwen2.5": "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf",
 }
+# Models with the vocabulary of another.
+SAME = {"Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf": "qwen2.5"}
 
 
 def strings():
@@ -61,20 +65,41 @@ def strings():
     return list(dict.fromkeys(out))
 
 
+def detokenize(model, ids):
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    buffer = ctypes.create_string_buffer(4096)
+    pieces = []
+    for token in ids:
+        length = llama_cpp.llama_token_to_piece(vocabulary, token, buffer, len(buffer), 0, True)
+        assert length >= 0
+        pieces.append(buffer.raw[:length])
+    return b"".join(pieces).decode()
+
+
+def rows_of(model, texts):
+    encode = lambda text, special: model.tokenize(text.encode(), add_bos=False, special=special)
+    plain = [encode(text, False) for text in texts]
+    back = [detokenize(model, ids) for ids in plain]
+    return {
+        "plain": plain,
+        "special": [encode(text, True) for text in texts],
+        "with_bos": model.tokenize(b"Hello", add_bos=True, special=False),
+        "changed": {text: came for text, came in zip(texts, back) if came != text},
+    }
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     texts = strings()
     (OUT / "strings.json").write_text(json.dumps(texts, ensure_ascii=True, indent=0) + "\n")
     for name, file in FILES.items():
         model = Llama(str(MODELS / file), vocab_only=True, verbose=False)
-        encode = lambda text, special: model.tokenize(text.encode(), add_bos=False, special=special)
-        rows = {
-            "plain": [encode(text, False) for text in texts],
-            "special": [encode(text, True) for text in texts],
-            "with_bos": model.tokenize(b"Hello", add_bos=True, special=False),
-        }
+        rows = rows_of(model, texts)
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in rows.items())
         (OUT / f"{name}.json").write_text("{\n" + lines + "\n}\n")
+    for file, name in SAME.items():
+        model = Llama(str(MODELS / file), vocab_only=True, verbose=False)
+        assert rows_of(model, texts) == json.loads((OUT / f"{name}.json").read_text()), file
     fields = GGUFReader(MODELS / FILES["smollm2"]).fields
     vocabulary = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
     data = json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")).encode()
