@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cyb_exec::{Backend, Executor, PlanMode, PrepareOptions};
-use cyb_ir::{Case, Fill, Jet, Op};
+use cyb_ir::{Case, Fill, Jet, Op, Tolerance};
 use cyb_jets::JETS;
 use cyb_simd::AnyIsa;
 use cyb_tensor::{AlignedBytes, Bindings, Bytes, DType, Tensor};
@@ -78,9 +78,20 @@ fn inputs(case: &Case) -> Vec<Tensor> {
         .collect()
 }
 
-/// Runs a case on a backend; inputs of the jet that models keep as weights are weights.
 fn run_case(backend: Arc<dyn Backend>, jet: &'static Jet, case: &Case) -> Vec<Vec<u8>> {
-    let tensors = inputs(case);
+    run_jet(backend, jet, &case.attrs, &inputs(case))
+        .iter()
+        .map(|output| output.bytes().as_slice().to_vec())
+        .collect()
+}
+
+/// Runs a call on a backend; inputs of the jet that models keep as weights are weights.
+fn run_jet(
+    backend: Arc<dyn Backend>,
+    jet: &'static Jet,
+    attrs: &cyb_ir::Attrs,
+    tensors: &[Tensor],
+) -> Vec<Tensor> {
     let mut b = cyb_ir::Builder::new();
     let weights: &[usize] = match jet.name {
         "linear" => &[1, 2],
@@ -104,7 +115,8 @@ fn run_case(backend: Arc<dyn Backend>, jet: &'static Jet, case: &Case) -> Vec<Ve
             }
         })
         .collect();
-    let outputs = b.jet_outputs(jet, case.attrs.clone(), &ids).unwrap();
+    let outputs = b.jet_outputs(jet, attrs.clone(), &ids).unwrap();
+    let facts: Vec<_> = outputs.iter().map(|&v| b.fact(v).clone()).collect();
     for (i, &v) in outputs.iter().enumerate() {
         b.output(&i.to_string(), v);
     }
@@ -120,10 +132,15 @@ fn run_case(backend: Arc<dyn Backend>, jet: &'static Jet, case: &Case) -> Vec<Ve
         running.set_state(i, tensor.bytes().as_slice()).unwrap();
     }
     running.run().unwrap();
-    (0..outputs.len()).map(|i| running.output(i).unwrap().to_vec()).collect()
+    let tensor = |(i, fact): (usize, &cyb_ir::Fact)| {
+        let shape = fact.shape.iter().map(|d| d.known().unwrap()).collect();
+        let bytes = AlignedBytes::from_slice(running.output(i).unwrap());
+        Tensor::new(fact.dtype, shape, Bytes::owned(bytes)).unwrap()
+    };
+    facts.iter().enumerate().map(tensor).collect()
 }
 
-fn compare(jet: &Jet, case: &str, want: &Tensor, got: &[u8]) {
+fn compare(jet: &Jet, tolerance: Tolerance, case: &str, want: &Tensor, got: &[u8]) {
     if want.dtype() != DType::F32 {
         assert_eq!(want.bytes().as_slice(), got, "{} {case}", jet.name);
         return;
@@ -133,7 +150,7 @@ fn compare(jet: &Jet, case: &str, want: &Tensor, got: &[u8]) {
         got.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(want.len(), got.len());
     let largest = want.iter().filter(|v| v.is_finite()).fold(0f32, |m, v| m.max(v.abs()));
-    let allowed = jet.tolerance.absolute + jet.tolerance.relative * largest;
+    let allowed = tolerance.absolute + tolerance.relative * largest;
     for (i, (w, g)) in want.iter().zip(&got).enumerate() {
         let same = w == g || (w.is_nan() && g.is_nan()) || (w - g).abs() <= allowed;
         assert!(same, "{} {case}: element {i} is {g}, the definition gives {w}", jet.name);
@@ -153,10 +170,23 @@ fn every_kernel_computes_its_definition_on_every_instruction_set() {
                 );
                 let got = run_case(backend.clone(), jet, &case);
                 let name = format!("{} on {}", case.name, isa.kind());
+                let dtypes = case.inputs.iter().map(|(fact, _)| fact.dtype);
+                let tolerance = jet.tolerance_of(dtypes);
                 for (w, g) in want.unwrap().iter().zip(&got) {
-                    compare(jet, &name, w, g);
+                    compare(jet, tolerance, &name, w, g);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_kernel_computes_what_pytorch_computes() {
+    for &isa in AnyIsa::detect() {
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::with_isa(team(2), isa));
+        for case in cyb_testkit::golden_jets() {
+            let got = run_jet(backend.clone(), case.jet, &case.attrs, &case.inputs);
+            assert_eq!(case.check(&got), Ok(()), "on {}", isa.kind());
         }
     }
 }

@@ -14,6 +14,25 @@ pub struct Tolerance {
     pub relative: f32,
 }
 
+/// What a call on f32 alone may be off by, whatever the jet allows for narrower weights.
+const WIDE_RELATIVE: f32 = 1e-3;
+
+impl Jet {
+    /// The tolerance of a call with inputs of these types. Products round activations to the width
+    /// of their weights, so a jet's tolerance has room for that; a call without narrow inputs
+    /// rounds nothing and gets none.
+    pub fn tolerance_of(&self, inputs: impl IntoIterator<Item = DType>) -> Tolerance {
+        let narrow =
+            |dtype: DType| dtype.is_quantized() || matches!(dtype, DType::F16 | DType::BF16);
+        match inputs.into_iter().any(narrow) {
+            true => self.tolerance,
+            false => {
+                Tolerance { relative: self.tolerance.relative.min(WIDE_RELATIVE), ..self.tolerance }
+            }
+        }
+    }
+}
+
 /// Facts and attributes a definition can be instantiated with. Holes in the attributes and symbols
 /// in the shapes make it a pattern.
 #[derive(Clone, Debug)]

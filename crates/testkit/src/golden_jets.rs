@@ -110,7 +110,8 @@ impl GoldenCase {
     fn check_row(&self, got: &[f32], want: &[f32]) -> Result<(), String> {
         let finite = want.iter().filter(|value| value.is_finite());
         let largest = finite.fold(0.0_f32, |largest, value| largest.max(value.abs()));
-        let bound = self.jet.tolerance.absolute + self.jet.tolerance.relative * largest;
+        let tolerance = self.jet.tolerance_of(self.inputs.iter().map(Tensor::dtype));
+        let bound = tolerance.absolute + tolerance.relative * largest;
         for (column, (&got, &want)) in got.iter().zip(want).enumerate() {
             let same = got == want || (got.is_nan() && want.is_nan());
             let near = (got - want).abs() <= bound;
@@ -142,7 +143,7 @@ mod tests {
                     let values = output.to_f32_vec().unwrap();
                     let off: Vec<f32> = values
                         .iter()
-                        .map(|v| if v.is_finite() { v * 1.1 + 0.1 } else { 0.0 })
+                        .map(|v| if v.is_finite() { v * 1.01 + 0.01 } else { 0.0 })
                         .collect();
                     Tensor::from_f32(output.shape().to_vec(), &off).unwrap()
                 })
