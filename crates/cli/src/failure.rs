@@ -5,12 +5,10 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-/// The work failed.
-const WORK_CODE: u8 = 1;
+/// The work failed, or was interrupted.
+pub(crate) const WORK_CODE: u8 = 1;
 /// The command line was wrong.
 pub(crate) const USAGE_CODE: u8 = 2;
-/// What shells expect of a program that an interrupt ended: 128 + SIGINT.
-const INTERRUPTED_CODE: u8 = 130;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -44,14 +42,14 @@ impl Failure {
 
     /// Says what happened on stderr, in one line unless `verbose`, and gives the code to exit with.
     pub(crate) fn report(&self, verbose: bool) -> ExitCode {
-        let (cause, code) = match self {
-            Failure::Usage(cause) => (cause, USAGE_CODE),
-            Failure::Work(cause) => (cause, WORK_CODE),
+        let (text, code) = match self {
+            Failure::Usage(cause) => (message(cause.as_ref(), verbose), USAGE_CODE),
+            Failure::Work(cause) => (message(cause.as_ref(), verbose), WORK_CODE),
             Failure::ClosedPipe => return ExitCode::SUCCESS,
-            Failure::Interrupted => return ExitCode::from(INTERRUPTED_CODE),
+            Failure::Interrupted => (format!("error: {}", self.text()), WORK_CODE),
         };
         // Without stderr there is nobody to tell.
-        let _ = writeln!(io::stderr(), "{}", message(cause.as_ref(), verbose));
+        let _ = writeln!(io::stderr(), "{text}");
         ExitCode::from(code)
     }
 
@@ -60,7 +58,7 @@ impl Failure {
         match self {
             Failure::Usage(cause) | Failure::Work(cause) => flat(&cause.to_string()),
             Failure::ClosedPipe => "the output was closed".to_owned(),
-            Failure::Interrupted => "interrupted".to_owned(),
+            Failure::Interrupted => "interrupted before the work was done".to_owned(),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use cyb_llm::Cancel;
 
+use crate::failure::WORK_CODE;
+
 static CANCEL: OnceLock<Arc<Cancel>> = OnceLock::new();
 
 /// What an interrupt sets. From the first call on, an interrupt no longer ends the process at once;
@@ -15,7 +17,7 @@ pub(crate) fn cancel() -> Arc<Cancel> {
         // Where no handler can be had, an interrupt ends the process, as without this call.
         let _ = ctrlc::set_handler(move || {
             if seen.is_set() {
-                std::process::exit(130);
+                std::process::exit(WORK_CODE.into());
             }
             seen.set();
         });

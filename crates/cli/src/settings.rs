@@ -156,7 +156,7 @@ impl Settings {
         let kv_types = "a type for keys and values; there are f32, f16, bf16, q8_0, q4_0";
         let auto = Config::auto();
         Ok(Config {
-            threads: self.parsed("threads", "a number of threads, 1 or more", |text| {
+            threads: self.parsed("threads", "a number of threads, 1 to 4096", |text| {
                 positive(text).filter(|&n| n <= 4096)
             })?,
             backend: self

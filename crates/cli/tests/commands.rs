@@ -216,11 +216,30 @@ fn what_is_here() {
     // The tiny model's vocabulary has no token for many characters.
     let checked = soma(&["verify", &tiny()]);
     assert!(checked.stdout.contains("tokenizer  BAD"), "{}", checked.stdout);
-    for words in
-        [&["backends"][..], &["jets"], &["models", "info", &tiny()], &["memory"], &["config"]]
-    {
-        assert!(soma(words).ok().lines().count() >= 3, "{words:?}");
+    for (words, parts) in [
+        (&["backends"][..], &["cpu", "in use", "threads", "cuda", "metal", "atoms"][..]),
+        (&["jets"], &["rmsnorm", "linear", "sdpa_paged", "cpu"]),
+        (&["models", "info", &tiny()], &["llama", "parameters", "context", "weights", "runs on"]),
+        (&["memory"], &["machine", "available"]),
+        (&["memory", "--model", &tiny()], &["llama3.gguf", "keys and values"]),
+        (&["config"], &["threads", "backend", "temperature", "default"]),
+    ] {
+        let shown = soma(words).ok();
+        for part in parts {
+            assert!(shown.contains(part), "{words:?} has no {part:?}: {shown}");
+        }
     }
+    let dir = tempfile::tempdir().unwrap();
+    file(&dir, "one.gguf", "xyz");
+    let list = |words: &[&str]| {
+        let mut command = command(words);
+        command.env("SOMA_MODELS", dir.path()).output().unwrap()
+    };
+    let shown = String::from_utf8(list(&["models", "list"]).stdout).unwrap();
+    assert!(shown.contains("one.gguf") && shown.contains("3 B"), "{shown}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&list(&["models", "list", "--json"]).stdout).unwrap();
+    assert_eq!(json["models"][0]["bytes"], 3);
     assert!(soma(&["completions", "bash"]).ok().contains("soma-runtime"));
 }
 

@@ -120,6 +120,29 @@ fn verbose_adds_what_led_to_an_error() {
     assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
 }
 
+/// What was made until then has been shown; the work was not done.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_within_a_step() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    let model = demo();
+    let words = ["run", "--model", &model, "--prompt", "Count to a thousand.", "--raw"];
+    let words = [&words[..], &["--max-tokens", "4000", "--temperature", "0"]].concat();
+    let mut child = command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let sent = std::time::Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(sent.elapsed() < std::time::Duration::from_secs(30), "4000 tokens take minutes");
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(errors, "error: interrupted before the work was done\n");
+    assert!(output.stdout.ends_with(b"\n"));
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     use std::process::Stdio;

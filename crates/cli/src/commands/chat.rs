@@ -150,9 +150,14 @@ impl Chat<'_> {
         let mut answer = String::new();
         let result = show(generation, &mut answer);
         cancel.clear();
-        // What was said before an interrupt is part of the conversation.
-        if result.is_ok() || !answer.is_empty() {
-            self.messages.push(Message::new("assistant", &answer));
+        // What was said before an interrupt is part of the conversation; a question that got no
+        // word of an answer is not.
+        match (&result, answer.is_empty()) {
+            (Ok(()), _) | (Err(_), false) => {
+                self.messages.push(Message::new("assistant", &answer));
+            }
+            (Err(Failure::Interrupted), true) => drop(self.messages.pop()),
+            (Err(_), true) => {}
         }
         result
     }
