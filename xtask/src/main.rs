@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 mod bench;
+mod cross;
 mod models;
 mod shell;
 mod steps;
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
   tidy                         the rules of ARCHITECTURE.md and STYLE.md that a program can check
   bench [--python PROGRAM]     text models beside llama.cpp, as Markdown; PROGRAM has llama-cpp-python
   kernels                      compile the CUDA kernels to PTX anew; needs no GPU
+  cross [CHECK...]             the same results without AVX and with NEON, under qemu (Debian only)
   golden [SCRIPT...]           make the golden values anew (golden/*.py) in an own environment
 ";
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ["models", names @ ..] if !has_option(names) => models::fetch_named(names),
         ["tidy"] => tidy::tidy(),
         ["kernels"] => steps::kernels(),
+        ["cross", names @ ..] if !has_option(names) => cross::cross(names),
         ["golden", names @ ..] if !has_option(names) => steps::golden(names),
         ["bench"] => bench::bench(None),
         ["bench", "--python", python] => bench::bench(Some(*python)),

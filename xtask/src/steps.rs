@@ -47,7 +47,17 @@ pub(crate) fn test(all: bool) -> Result<(), Failure> {
             command.env(FUZZ_SECONDS_VAR, "60");
         }
         run("cargo test", command)
-    })
+    })?;
+    if all {
+        // Whole texts through large models: hours without optimization.
+        step("real models", || {
+            let words = ["test", "--release", "--package", "cyb-llm", "--test", "real_models"];
+            let mut command = cargo(words);
+            command.env(ALL_MODELS_VAR, "1");
+            run("cargo test --release", command)
+        })?;
+    }
+    Ok(())
 }
 
 /// Runs the generators of `golden/` (all of them, or those named) in an environment with the
@@ -117,7 +127,7 @@ fn scripts_in(golden: &std::path::Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Announces a step, runs it, says how long it took.
-fn step(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn step(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     eprintln!("== {name}");
     let start = Instant::now();
     work()?;
