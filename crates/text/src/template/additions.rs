@@ -57,16 +57,16 @@ pub(super) fn charge(source: &str, syntax: SyntaxConfig) -> String {
     let mut operands = Vec::new();
     // One operand for each bracket that is open, the innermost last.
     let mut open = vec![Operand::default()];
-    let (mut keyword_next, mut after_dot, mut after_operator) = (false, false, false);
+    let (mut keyword_next, mut name_next, mut after_operator) = (false, false, false);
     for token in tokenize(source, false, syntax) {
         let Ok((token, span)) = token else { return source.to_owned() };
         let (start, end) = (span.start_offset as usize, span.end_offset as usize);
         let Some(operand) = open.last_mut() else { return source.to_owned() };
         let is_keyword = keyword_next
-            || (!after_dot
+            || (!name_next
                 && matches!(
                     token,
-                    Token::Ident("and" | "or" | "not" | "in" | "is" | "if" | "else" | "recursive")
+                    Token::Ident("and" | "or" | "not" | "in" | "if" | "else" | "recursive")
                 ));
         match token {
             Token::TemplateData(_) => {}
@@ -105,7 +105,9 @@ pub(super) fn charge(source: &str, syntax: SyntaxConfig) -> String {
             _ => operand.extend(start, end),
         }
         keyword_next = matches!(token, Token::BlockStart);
-        after_dot = matches!(token, Token::Dot);
+        // Tests bind closer than `+`: `a + b is not none` is `a + (b is not none)`.
+        name_next = matches!(token, Token::Dot | Token::Pipe | Token::Ident("is"))
+            || (name_next && matches!(token, Token::Ident("not")));
         after_operator = matches!(
             token,
             Token::Tilde | Token::Mul | Token::Div | Token::FloorDiv | Token::Mod | Token::Pow
@@ -140,7 +142,8 @@ mod tests {
             ("x.l[i + 1] + [y] | list", "(x.l[(i)! + (1)!])! + ([y] | list)!"),
             ("f(l + l, n=a + b)", "f((l)! + (l)!, n=(a)! + (b)!)"),
             ("'a+b' ~ c", "'a+b' ~ c"),
-            ("a + b if c + d is defined else e", "(a)! + (b)! if (c)! + (d)! is defined else e"),
+            ("a + b if c + d is defined else e", "(a)! + (b)! if (c)! + (d is defined)! else e"),
+            ("x is divisibleby 3 + y is not none", "(x is divisibleby 3)! + (y is not none)!"),
             ("not a + b == c and x.not + y", "not (a)! + (b)! == c and (x.not)! + (y)!"),
             ("(a + b) + {'k': c + d}", "(((a)! + (b)!))! + ({'k': (c)! + (d)!})!"),
         ] {
