@@ -298,5 +298,11 @@ fn a_convolution_takes_its_activation() {
         vec![1, 6, 9, 7],
         Bytes::owned(AlignedBytes::from_slice(&run(false).1)),
     );
-    compare(&cyb_jets::CONV_ACTIVATION, "fused", &want.unwrap(), &got);
+    compare(
+        &cyb_jets::CONV_ACTIVATION,
+        cyb_jets::CONV_ACTIVATION.tolerance,
+        "fused",
+        &want.unwrap(),
+        &got,
+    );
 }
