@@ -17,9 +17,10 @@ const ARM: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian installs its own compiler.
 const DEBIAN_BIN: &str = "/usr/bin";
 
+type Check = fn() -> Result<(), Failure>;
+
 /// The checks, by name.
-pub(crate) const CHECKS: [(&str, fn() -> Result<(), Failure>); 2] =
-    [("without-avx", without_avx), ("neon", neon)];
+const CHECKS: [(&str, Check); 2] = [("without-avx", without_avx), ("neon", neon)];
 
 /// Runs the checks of these names, or all.
 pub(crate) fn cross(names: &[&str]) -> Result<(), Failure> {
