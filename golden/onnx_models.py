@@ -66,6 +66,13 @@ def main():
     save("magika", "magika-standard_v3_3.onnx", {"bytes": ids})
     image = rng.random((1, 3, 64, 96)).astype(np.float32)
     save("320n", "320n.onnx", {"images": image})
+    # Without noise, so that nothing is random.
+    phonemes = np.array([[1, 0, 20, 0, 59, 0, 24, 0, 120, 0, 27, 0, 100, 0, 2]], np.int64)
+    save("piper", "en_US-joe-medium/en_US-joe-medium.onnx", {
+        "input": phonemes,
+        "input_lengths": np.array([phonemes.shape[1]], np.int64),
+        "scales": np.array([0.0, 1.0, 0.0], np.float32),
+    })
 
 
 if __name__ == "__main__":

@@ -124,7 +124,8 @@ impl Runner for OnBackends {
             return Ok(Box::new(OnExecutor { running: None, feeds: Vec::new(), fixed }));
         }
         let names: Vec<Arc<str>> = graph.inputs().map(|(name, _)| name.clone()).collect();
-        let options = PrepareOptions { foreign: true, ..PrepareOptions::default() };
+        // The import says jets itself; a search for patterns of atoms takes longer than the run.
+        let options = PrepareOptions::default();
         let executor =
             Executor::prepare(graph, &self.0, options).map_err(|error| error.to_string())?;
         let running = Arc::new(executor).start(&[]).and_then(|mut running| {

@@ -67,3 +67,8 @@ fn magika() {
 fn yolo_detector() {
     compare("320n", "320n.onnx", None);
 }
+
+#[test]
+fn piper_voice() {
+    compare("piper", "en_US-joe-medium", Some("en_US-joe-medium.onnx"));
+}

@@ -311,6 +311,13 @@ fn atanh(c: &mut Context<'_>, x: ValueId) -> Made {
 }
 
 fn leaky(c: &mut Context<'_>, x: ValueId, alpha: f64) -> Made {
+    if c.dtype(x) == DType::F32 {
+        // alpha x + (1 - alpha) max(x, 0), which is made of jets.
+        let low = c.b.scale(x, alpha)?;
+        let above = c.relu(x)?;
+        let above = c.b.scale(above, 1.0 - alpha)?;
+        return Ok(c.b.add(low, above)?);
+    }
     let zero = c.scalar(x, 0.0)?;
     let small = c.b.scale(x, alpha)?;
     let below = c.b.lt(x, zero)?;

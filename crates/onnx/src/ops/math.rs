@@ -37,12 +37,12 @@ impl Context<'_> {
 
     /// A sum with the operand of the result's shape first, which kernels like.
     pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> Made {
-        let (a, b) = self.larger_first(a, b);
+        let (a, b) = self.larger_first(a, b)?;
         Ok(self.b.add(a, b)?)
     }
 
     pub(crate) fn mul(&mut self, a: ValueId, b: ValueId) -> Made {
-        let (a, b) = self.larger_first(a, b);
+        let (a, b) = self.larger_first(a, b)?;
         Ok(self.b.mul(a, b)?)
     }
 
@@ -71,12 +71,24 @@ impl Context<'_> {
         }
     }
 
-    fn larger_first(&self, a: ValueId, b: ValueId) -> (ValueId, ValueId) {
+    /// The operand of the result's shape first, and the other without leading axes of length 1:
+    /// the same result in the form that kernels know.
+    fn larger_first(&mut self, a: ValueId, b: ValueId) -> Result<(ValueId, ValueId), OpError> {
         let size = |v: ValueId| {
             let elems = self.b.shape(v).iter().map(|d| d.known().unwrap_or(0) as u128);
             (self.rank(v), elems.product::<u128>())
         };
-        if size(b) > size(a) { (b, a) } else { (a, b) }
+        let (a, b) = if size(b) > size(a) { (b, a) } else { (a, b) };
+        let (large, small) = (self.dims(a)?, self.dims(b)?);
+        let leading = small.iter().take_while(|&&n| n == 1).count();
+        if leading == 0 || self.b.graph().tensor(b).is_some_and(|t| t.elems() == 1) {
+            return Ok((a, b));
+        }
+        let suffix = &small[leading..];
+        if small.len() <= large.len() && large.ends_with(suffix) {
+            return Ok((a, self.reshape(b, suffix)?));
+        }
+        Ok((a, b))
     }
 
     /// `a / b` of floats: by `f64` and rounded once where both are known, since whole quotients are
