@@ -89,6 +89,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::rope::ROWS,
     kernels::kv_cache::ROWS,
     kernels::attention::ROWS,
+    kernels::attention_packed::ROWS,
     kernels::embedding::ROWS,
     kernels::conv::ROWS,
     kernels::pool::ROWS,

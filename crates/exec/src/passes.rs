@@ -52,6 +52,10 @@ fn run(graph: Graph, rules: &[Rule<'_>], log: &mut Passes) -> Result<Graph, IrEr
 
 fn is_single_atom(graph: &Graph, node: &Node) -> bool {
     let Op::Jet(jet, attrs) = &node.op else { return false };
+    // A jet that overwrites a state stays what it is: the atom would write to a copy.
+    if !jet.in_place.is_empty() {
+        return false;
+    }
     let facts: Vec<Fact> = node.inputs.iter().map(|&v| graph.fact(v).clone()).collect();
     jet.instantiate(&facts, attrs).is_ok_and(|g| g.nodes.len() <= 1)
 }

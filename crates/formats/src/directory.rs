@@ -3,12 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::FormatError;
-use crate::model_file::ModelFile;
-use crate::{gguf, safetensors};
+use crate::model_file::{Format, ModelFile};
+use crate::{gguf, huggingface, safetensors};
 
 /// Opens the one model in a directory: the one its safetensors index describes, or its only
 /// safetensors file, or its only GGUF file (in parts or whole).
 pub(crate) fn open(dir: &Path) -> Result<ModelFile, FormatError> {
+    let weights = huggingface::weights_dir(dir)?;
+    let mut model = open_weights(&weights)?;
+    if model.format == Format::Safetensors {
+        huggingface::attach(&mut model, dir, &weights)?;
+    }
+    Ok(model)
+}
+
+fn open_weights(dir: &Path) -> Result<ModelFile, FormatError> {
     let names = list(dir)?;
     let with = |ext: &str| -> Vec<&PathBuf> {
         names.iter().filter(|p| p.extension().is_some_and(|e| e == ext)).collect()
@@ -20,10 +29,15 @@ pub(crate) fn open(dir: &Path) -> Result<ModelFile, FormatError> {
         return Ok(model);
     }
     match (weights.as_slice(), ggufs.as_slice()) {
-        ([file], _) | ([], [file]) => crate::open(file),
+        ([file], []) | ([], [file]) => crate::open_file(file),
+        ([_], several @ [_, ..]) => Err(FormatError::Directory {
+            path: dir.to_owned(),
+            found: format!("a safetensors file and {} GGUF files", several.len()),
+            want: "one of them",
+        }),
         // The parts of a split model are one model.
         ([], [first, rest @ ..]) if rest.iter().all(|p| gguf::same_split(first, p)) => {
-            crate::open(first)
+            crate::open_file(first)
         }
         ([], several @ [_, ..]) => Err(FormatError::Directory {
             path: dir.to_owned(),

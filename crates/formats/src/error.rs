@@ -30,6 +30,8 @@ pub enum FormatError {
     Split { path: PathBuf, problem: SplitError },
     #[error("{}: {problem}", path.display())]
     Safetensors { path: PathBuf, problem: SafetensorsError },
+    #[error("{}: {problem}; it is damaged, fetch it again", path.display())]
+    Json { path: PathBuf, problem: String },
     #[error("{}: {problem}", path.display())]
     Npz { path: PathBuf, problem: NpzError },
     #[error("{}: {problem}", path.display())]

@@ -12,6 +12,8 @@ mod directory;
 mod error;
 pub mod fuzz;
 pub mod gguf;
+mod huggingface;
+mod json;
 mod metadata;
 mod model_file;
 mod npy;
@@ -38,6 +40,15 @@ pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
     if path.is_dir() {
         return directory::open(path);
     }
+    let mut model = open_file(path)?;
+    if let (Format::Safetensors, Some(dir)) = (model.format, path.parent()) {
+        huggingface::attach(&mut model, dir, dir)?;
+    }
+    Ok(model)
+}
+
+/// Opens a file for what is in it alone.
+fn open_file(path: &Path) -> Result<ModelFile, FormatError> {
     let file = MappedFile::open(path)?;
     match sniff(file.bytes()) {
         Sniffed::Gguf => gguf::load(file),

@@ -41,13 +41,29 @@ pub struct ModelFile {
     pub tensors: IndexMap<String, Tensor>,
     /// What was noticed and does not hinder, such as a file that belongs to no index.
     pub notes: Vec<String>,
+    /// Files beside the weights that are kept as they are, by name: `tokenizer.json`,
+    /// `chat_template.jinja`, vocabularies.
+    pub documents: IndexMap<String, Arc<MappedFile>>,
     files: Vec<Arc<MappedFile>>,
 }
 
 impl ModelFile {
     /// The first of `files` is the one that errors name.
     pub(crate) fn new(format: Format, metadata: Metadata, files: Vec<Arc<MappedFile>>) -> Self {
-        ModelFile { format, metadata, tensors: IndexMap::new(), notes: Vec::new(), files }
+        ModelFile {
+            format,
+            metadata,
+            tensors: IndexMap::new(),
+            notes: Vec::new(),
+            documents: IndexMap::new(),
+            files,
+        }
+    }
+
+    /// Takes over the tensors of another file, under a prefix.
+    pub(crate) fn take_tensors(&mut self, part: ModelFile, prefix: &str) {
+        self.tensors.extend(part.tensors.into_iter().map(|(n, t)| (format!("{prefix}{n}"), t)));
+        self.files.extend(part.files);
     }
 
     /// A model that is in memory and in no file; errors name it as its metadata does.

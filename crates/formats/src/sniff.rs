@@ -29,6 +29,7 @@ const MAGICS: &[(&[u8], &str, &str)] = &[
     (b"fmgg", "a GGMF file of 2023, before GGUF", "fetch or convert a GGUF file of the model"),
     (b"tjgg", "a GGJT file of 2023, before GGUF", "fetch or convert a GGUF file of the model"),
     (b"algg", "a GGLA adapter of 2023, before GGUF", "fetch or convert a GGUF file of it"),
+    (b"\xba\x16\x4f\x2f", "a fastText model", "give it to `classify`"),
     (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", CONVERT),
     (b"\x80\x03", "a Python pickle", CONVERT),
     (b"\x80\x04", "a Python pickle", CONVERT),

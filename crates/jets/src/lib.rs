@@ -39,6 +39,7 @@ pub static JETS: &[&Jet] = &[
     &ROPE,
     &KV_CACHE,
     &SDPA,
+    &SDPA_PACKED,
     &SDPA_PAGED,
     &CONV,
     &CONV_TRANSPOSE,

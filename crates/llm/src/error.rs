@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cyb_engine::{AdmitError, SequenceError, SubmitError};
 use cyb_exec::ExecError;
+use cyb_fasttext::FastTextError;
 use cyb_formats::{FormatError, MetadataError};
 use cyb_ir::IrError;
 use cyb_models::ModelError;
@@ -46,6 +47,9 @@ pub enum Error {
     /// A file that cannot be opened, read or written.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A fastText model that cannot be used.
+    #[error(transparent)]
+    FastText(#[from] FastTextError),
     /// Metadata that is missing or of the wrong kind.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
@@ -57,7 +61,7 @@ pub enum Error {
     Text { model: String, problem: TextError },
     /// The model has no vocabulary.
     #[error(
-        "{model} has no tokenizer (no tokenizer.ggml.* metadata); give one that does, or token ids"
+        "{model} has no tokenizer (no tokenizer.json, no tokenizer.ggml.* metadata); give one that does, or token ids"
     )]
     NoTokenizer { model: String },
     /// The model has no chat template.
@@ -74,6 +78,22 @@ pub enum Error {
     /// A longer context than the model was made for.
     #[error("context {asked}: {model} was made for at most {limit} tokens; ask for no more")]
     ContextTooLong { model: String, asked: usize, limit: usize },
+    /// A text that is longer than an encoder takes.
+    #[error(
+        "the text has {tokens} tokens, but the model takes {limit}; shorten it, or have it cut off there (--truncate)"
+    )]
+    TextTooLong { tokens: usize, limit: usize },
+    /// An encoder was asked for text.
+    #[error(
+        "{model} is an encoder ({family} family) and writes no text; use embed, classify or forward"
+    )]
+    NotADecoder { model: String, family: &'static str },
+    /// A model was asked for what another kind of model gives.
+    #[error("{model} is {has}; this needs {want}")]
+    NoHead { model: String, has: &'static str, want: &'static str },
+    /// A stage of a sentence-transformers model that cannot be run as it is written.
+    #[error("{model}: {key}: {why}")]
+    Stage { model: String, key: String, why: String },
     /// A request that the engine does not take.
     #[error(transparent)]
     Submit(SubmitError),

@@ -1,9 +1,11 @@
 //! A model as a function of named tensors, with the names of the reference implementation.
 
 use cyb_engine::Stepper;
+use cyb_models::Head;
 use cyb_tensor::{DType, Tensor};
 use indexmap::IndexMap;
 
+use crate::encoder::{Sequence, Wanted};
 use crate::stepper::StepLimits;
 use crate::{Error, Model, SamplingParams, score};
 
@@ -15,10 +17,23 @@ pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens] and attention_mask [b
 pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary] and, when loaded with \
                                   hidden_states, last_hidden_state [batch, tokens, hidden], float32";
 
+/// What [`Model::forward`] takes of an encoder, for people.
+pub const ENCODER_INPUTS: &str = "input_ids [batch, tokens], attention_mask [batch, tokens] \
+                                  (optional, default all 1) and token_type_ids [batch, tokens] \
+                                  (optional, default all 0), integers";
+
+/// What [`Model::forward`] gives of an encoder, for people.
+pub const ENCODER_OUTPUTS: &str = "last_hidden_state [batch, tokens, hidden], pooler_output \
+                                   [batch, hidden] where the model has a pooler, and logits of its \
+                                   head: [batch, labels], [batch, tokens, labels] or [batch, \
+                                   tokens, vocabulary], float32";
+
 /// The batch that named tensors describe.
 struct Batch {
     shape: [usize; 2],
     ids: Vec<u32>,
+    /// Token types, where they are given.
+    types: Vec<u32>,
     /// For each row, the tokens that count.
     spans: Vec<std::ops::Range<usize>>,
 }
@@ -35,6 +50,9 @@ impl Model {
         inputs: &IndexMap<String, Tensor>,
     ) -> Result<IndexMap<String, Tensor>, Error> {
         let batch = self.read_batch(inputs)?;
+        if self.encoder().is_some() {
+            return self.forward_encoder(&batch);
+        }
         let [n_rows, n_tokens] = batch.shape;
         let (vocab, hidden) = (self.vocab_size(), self.summary().hidden_size);
         let mut logits = vec![0.0; batch.ids.len() * vocab];
@@ -81,6 +99,92 @@ impl Model {
             outputs.insert("last_hidden_state".to_owned(), tensor(hidden, &states)?);
         }
         Ok(outputs)
+    }
+
+    fn forward_encoder(&self, batch: &Batch) -> Result<IndexMap<String, Tensor>, Error> {
+        let (info, runner) = self.encoder().ok_or(Error::Poisoned)?;
+        let [n_rows, n_tokens] = batch.shape;
+        let place = |row: usize| {
+            let span = &batch.spans[row];
+            row * n_tokens + span.start..row * n_tokens + span.end
+        };
+        let rows: Vec<usize> = (0..n_rows).filter(|&row| !batch.spans[row].is_empty()).collect();
+        let sequences: Vec<Sequence> = rows
+            .iter()
+            .map(|&row| Sequence {
+                ids: batch.ids[place(row)].to_vec(),
+                types: batch
+                    .types
+                    .get(place(row))
+                    .map_or_else(|| vec![0; batch.spans[row].len()], <[u32]>::to_vec),
+            })
+            .collect();
+        let labels = match info.head {
+            Head::MaskedLm => self.vocab_size(),
+            Head::None => 0,
+            Head::Sequence | Head::Token => info.labels.len(),
+        };
+        let hidden = self.summary().hidden_size;
+        let per_token = matches!(info.head, Head::Token | Head::MaskedLm);
+        let mut states = vec![0.0; n_rows * n_tokens * hidden];
+        let mut pooled: Vec<f32> = Vec::new();
+        let mut logits = vec![0.0; n_rows * labels * if per_token { n_tokens } else { 1 }];
+        let wanted = Wanted { hidden: true, pooled: true, logits: labels > 0 };
+        let mut runner = runner.lock().map_err(|_| Error::Poisoned)?;
+        runner.run(&sequences, info, wanted, &self.config().cancel, &mut |i, out| {
+            let row = rows[i];
+            let at = place(row).start;
+            states[at * hidden..][..out.hidden.len()].copy_from_slice(out.hidden);
+            let at = if per_token { at } else { row };
+            logits[at * labels..][..out.logits.len()].copy_from_slice(out.logits);
+            if !out.pooled.is_empty() {
+                pooled.resize(n_rows * hidden, 0.0);
+                pooled[row * hidden..][..hidden].copy_from_slice(out.pooled);
+            }
+            Ok(())
+        })?;
+        let tensor = |shape: Vec<usize>, values: &[f32]| {
+            Tensor::from_f32(shape, values)
+                .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
+        };
+        let mut outputs = IndexMap::new();
+        if labels > 0 {
+            let shape = match per_token {
+                true => vec![n_rows, n_tokens, labels],
+                false => vec![n_rows, labels],
+            };
+            outputs.insert("logits".to_owned(), tensor(shape, &logits)?);
+        }
+        let shape = vec![n_rows, n_tokens, hidden];
+        outputs.insert("last_hidden_state".to_owned(), tensor(shape, &states)?);
+        if !pooled.is_empty() {
+            outputs.insert("pooler_output".to_owned(), tensor(vec![n_rows, hidden], &pooled)?);
+        }
+        Ok(outputs)
+    }
+
+    /// The last hidden states of a sequence `[tokens, hidden]`; empty when the model was loaded
+    /// without them.
+    pub(crate) fn hidden_states(&self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        let blocks = ids.len().div_ceil(self.kv_block()).max(1);
+        let chunk = self.config().chunk();
+        let mut stepper = self.stepper(StepLimits {
+            tokens: ids.len().clamp(1, chunk),
+            sequences: 1,
+            blocks,
+            logits: 1,
+            slots: blocks * self.kv_block(),
+        })?;
+        let mut states = Vec::new();
+        let (block, cancel) = (self.kv_block(), &self.config().cancel);
+        // No position is asked for logits.
+        score::run(&mut stepper, ids, ids.len(), chunk, block, cancel, &mut |s, _, n| {
+            for i in 0..n {
+                states.extend(s.hidden(i)?.unwrap_or_default());
+            }
+            Ok(())
+        })?;
+        Ok(states)
     }
 
     /// Continues every row of `input_ids` by `n` tokens, each the most probable one; nothing stops
@@ -147,9 +251,15 @@ impl Model {
     }
 
     fn read_batch(&self, inputs: &IndexMap<String, Tensor>) -> Result<Batch, Error> {
-        if let Some(name) =
-            inputs.keys().find(|n| !matches!(n.as_str(), "input_ids" | "attention_mask"))
-        {
+        let types = self.encoder().map(|(info, _)| info.token_types);
+        let expected = if types.is_some() { ENCODER_INPUTS } else { TENSOR_INPUTS };
+        let input_error =
+            |name: &str, why: String| Error::Input { name: name.to_owned(), why, expected };
+        let known = |name: &str| {
+            matches!(name, "input_ids" | "attention_mask")
+                || (name == "token_type_ids" && types.is_some())
+        };
+        if let Some(name) = inputs.keys().find(|name| !known(name)) {
             return Err(input_error(name, "the model takes no such input".to_owned()));
         }
         let tensor = inputs
@@ -188,7 +298,23 @@ impl Model {
             None => vec![0..shape[1]; shape[0]],
             Some(mask) => spans(mask, shape)?,
         };
-        Ok(Batch { shape, ids, spans })
+        let types = match (inputs.get("token_type_ids"), types) {
+            (Some(given), Some(kinds)) => {
+                const NAME: &str = "token_type_ids";
+                if given.shape() != shape {
+                    let why =
+                        format!("its shape is {:?}, but input_ids has {shape:?}", given.shape());
+                    return Err(input_error(NAME, why));
+                }
+                let kind = |id: i64| match u32::try_from(id) {
+                    Ok(id) if (id as usize) < kinds.max(1) => Ok(id),
+                    _ => Err(input_error(NAME, format!("{id} is not below {}", kinds.max(1)))),
+                };
+                integers(NAME, given)?.into_iter().map(kind).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Batch { shape, ids, types, spans })
     }
 }
 

@@ -10,14 +10,15 @@ use cyb_engine::{Config as EngineConfig, Engine, Event, Flow, Request, SeqId};
 use cyb_exec::{Backend, Executor, PrepareOptions, StepInfo};
 use cyb_formats::ModelFile;
 use cyb_ir::{Graph, Source};
-use cyb_models::{GraphOptions, Summary};
+use cyb_models::{EncoderInfo, GraphOptions, Summary};
 use cyb_tensor::DType;
 use cyb_text::{EncodeOptions, Message};
 
+use crate::encoder::EncoderRunner;
 use crate::generation::{Completion, Generation};
 use crate::metrics::{Metrics, OpTime};
 use crate::stepper::{ModelStepper, StepLimits};
-use crate::{Config, Error, ModelMemory, Package, SamplingParams, memory};
+use crate::{Config, Error, ModelMemory, Package, SamplingParams, memory, sentence};
 
 /// Tokens that a sequence may hold when nobody says how many.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -64,7 +65,14 @@ struct Inner {
     kv_bytes_per_token: u64,
     weight_bytes_per_step: u64,
     load_ms: f64,
-    serving: Mutex<Serving>,
+    driver: Driver,
+}
+
+/// What drives a model's graph.
+#[derive(Debug)]
+enum Driver {
+    Decoder(Box<Mutex<Serving>>),
+    Encoder(EncoderInfo, Box<Mutex<EncoderRunner>>),
 }
 
 /// What all generations of a model share.
@@ -140,7 +148,9 @@ impl Model {
         }
         let graph_options = GraphOptions {
             kv_dtype: config.kv_type,
-            last_hidden_state: options.hidden_states,
+            context: config.context,
+            last_hidden_state: options.hidden_states
+                || sentence::has_stages(&package.file.metadata),
             ..GraphOptions::default()
         };
         let built = cyb_models::build(&package.file, &graph_options)?;
@@ -158,6 +168,25 @@ impl Model {
         let weight_bytes_per_step = step_bytes(&built.graph);
         let executor =
             Arc::new(Executor::prepare(built.graph, backends, PrepareOptions::default())?);
+        let mut warnings = package.file.notes.clone();
+        warnings.extend(built.warnings);
+        if let Some(info) = built.encoder {
+            let runner = EncoderRunner::new(&executor)?;
+            return Ok(Model(Arc::new(Inner {
+                id,
+                package,
+                family: built.family.name,
+                summary,
+                warnings,
+                executor,
+                config: config.clone(),
+                block: graph_options.kv_block,
+                kv_bytes_per_token,
+                weight_bytes_per_step,
+                load_ms: millis(start),
+                driver: Driver::Encoder(info, Box::new(Mutex::new(runner))),
+            })));
+        }
         let block = graph_options.kv_block;
         let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
         let n_blocks = context.div_ceil(block);
@@ -179,8 +208,6 @@ impl Model {
             chunk: config.chunk(),
             prefix_cache: config.prefix_cache,
         };
-        let mut warnings = package.file.notes.clone();
-        warnings.extend(built.warnings);
         let load_ms = millis(start);
         let latest = Metrics { load_ms, ..Metrics::default() };
         let serving =
@@ -197,7 +224,7 @@ impl Model {
             kv_bytes_per_token,
             weight_bytes_per_step,
             load_ms,
-            serving: Mutex::new(serving),
+            driver: Driver::Decoder(Box::new(Mutex::new(serving))),
         })))
     }
 
@@ -322,21 +349,34 @@ impl Model {
 
     /// What the latest generation took.
     pub fn metrics(&self) -> Metrics {
-        let Ok(serving) = self.serving() else { return Metrics::default() };
-        let times = serving.engine.model().times().into_iter().filter(|(_, time)| time.calls > 0);
+        let (times, latest) = match &self.0.driver {
+            Driver::Decoder(_) => {
+                let Ok(serving) = self.serving() else { return Metrics::default() };
+                (serving.engine.model().times(), serving.latest.clone())
+            }
+            Driver::Encoder(_, runner) => {
+                let Ok(runner) = runner.lock() else { return Metrics::default() };
+                let latest = Metrics { load_ms: self.0.load_ms, ..Metrics::default() };
+                (runner.times(), latest)
+            }
+        };
+        let times = times.into_iter().filter(|(_, time)| time.calls > 0);
         let ops = times.map(|(name, time)| OpTime {
             name,
             calls: time.calls,
             total_ms: time.nanos as f64 / 1e6,
         });
         let peak_memory_mb = memory::process_peak().unwrap_or(0) as f64 / f64::from(1 << 20);
-        Metrics { ops: ops.collect(), peak_memory_mb, ..serving.latest.clone() }
+        Metrics { ops: ops.collect(), peak_memory_mb, ..latest }
     }
 
     /// What the model is and where it runs.
     pub fn info(&self) -> ModelInfo {
         let Inner { id, package, family, summary, warnings, executor, .. } = &*self.0;
-        let architecture = package.file.metadata.opt::<&str>("general.architecture");
+        let architecture = match package.file.metadata.contains("config.model_type") {
+            true => package.file.metadata.opt::<&str>("config.model_type"),
+            false => package.file.metadata.opt::<&str>("general.architecture"),
+        };
         ModelInfo {
             id: id.clone(),
             path: package.path.clone(),
@@ -359,14 +399,23 @@ impl Model {
 
     /// Memory in use now.
     pub fn memory(&self) -> ModelMemory {
-        let Ok(serving) = self.serving() else { return ModelMemory::default() };
-        let used = serving.engine.model().memory();
+        let (used, kv_tokens) = match &self.0.driver {
+            Driver::Decoder(_) => {
+                let Ok(serving) = self.serving() else { return ModelMemory::default() };
+                let stepper = serving.engine.model();
+                (stepper.memory(), stepper.limits().slots as u64)
+            }
+            Driver::Encoder(_, runner) => {
+                let Ok(runner) = runner.lock() else { return ModelMemory::default() };
+                (runner.memory(), 0)
+            }
+        };
         ModelMemory {
             file: self.0.package.file.tensor_bytes(),
             weights: self.0.executor.weight_bytes() as u64,
             kv: used.states as u64,
             kv_per_token: self.0.kv_bytes_per_token,
-            kv_tokens: serving.engine.model().limits().slots as u64,
+            kv_tokens,
             arena: used.arena as u64,
             scratch: used.scratch as u64,
         }
@@ -387,6 +436,9 @@ impl Model {
     /// # Errors
     /// There is not enough memory.
     pub fn stepper(&self, limits: StepLimits) -> Result<ModelStepper, Error> {
+        if self.encoder().is_some() {
+            return Err(self.not_a_decoder());
+        }
         let Summary { vocab_size, hidden_size, .. } = self.0.summary;
         ModelStepper::new(&self.0.executor, vocab_size, hidden_size, limits)
     }
@@ -414,7 +466,22 @@ impl Model {
     }
 
     pub(crate) fn serving(&self) -> Result<MutexGuard<'_, Serving>, Error> {
-        self.0.serving.lock().map_err(|_| Error::Poisoned)
+        match &self.0.driver {
+            Driver::Decoder(serving) => serving.lock().map_err(|_| Error::Poisoned),
+            Driver::Encoder(..) => Err(self.not_a_decoder()),
+        }
+    }
+
+    /// What drives an encoder; `None` for a decoder.
+    pub(crate) fn encoder(&self) -> Option<(&EncoderInfo, &Mutex<EncoderRunner>)> {
+        match &self.0.driver {
+            Driver::Decoder(_) => None,
+            Driver::Encoder(info, runner) => Some((info, &**runner)),
+        }
+    }
+
+    fn not_a_decoder(&self) -> Error {
+        Error::NotADecoder { model: self.0.package.name.clone(), family: self.0.family }
     }
 
     /// Makes room for `tokens` in the KV memory if nothing is running; else what there is must do.

@@ -9,7 +9,7 @@ use cyb_text::{
     ChatTemplate, Detokenizer, EncodeOptions, Message, RenderOptions, Tokenizer, encode_chat,
 };
 
-use crate::{Error, vocabulary};
+use crate::{Error, directory, vocabulary};
 
 /// An opened model file.
 #[derive(Debug)]
@@ -45,11 +45,17 @@ impl Package {
         path: Option<PathBuf>,
         file: ModelFile,
     ) -> Result<Package, Error> {
-        let tokenizer = vocabulary::tokenizer(&name, &file.metadata)?;
-        let source: Option<&str> = file.metadata.opt(vocabulary::CHAT_TEMPLATE)?;
-        let template = match (source, &tokenizer) {
+        let tokenizer = match file.documents.get("tokenizer.json") {
+            Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.bytes())?),
+            None => vocabulary::tokenizer(&name, &file.metadata)?,
+        };
+        let source = template_source(&file)?;
+        let template = match (&source, &tokenizer) {
             (Some(source), Some(tokenizer)) => {
-                let special = vocabulary::special_tokens(&file.metadata, tokenizer)?;
+                let special = match file.documents.contains_key("tokenizer.json") {
+                    true => directory::special_tokens(&file.metadata)?,
+                    false => vocabulary::special_tokens(&file.metadata, tokenizer)?,
+                };
                 ChatTemplate::compile(source, special).map(Some).map_err(|error| error.to_string())
             }
             _ => Ok(None),
@@ -69,7 +75,7 @@ impl Package {
 
     /// The source of the chat template.
     pub fn template_source(&self) -> Option<&str> {
-        self.file.metadata.opt(vocabulary::CHAT_TEMPLATE).ok().flatten()
+        template_source(&self.file).ok().flatten()
     }
 
     /// The tokenizer.
@@ -193,6 +199,14 @@ impl Package {
         let kept =
             if back == SAMPLE { "comes back unchanged" } else { "is changed by the tokenizer" };
         Ok(format!("{size} tokens; a sample text is {} tokens and {kept}", ids.len()))
+    }
+}
+
+/// The chat template of a GGUF file or of a directory.
+fn template_source(file: &ModelFile) -> Result<Option<&str>, Error> {
+    match file.metadata.opt(vocabulary::CHAT_TEMPLATE)? {
+        Some(source) => Ok(Some(source)),
+        None => directory::chat_template(file),
     }
 }
 

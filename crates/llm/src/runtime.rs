@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cyb_cpu::team::Team;
 use cyb_exec::Backend;
+use cyb_fasttext::FastText;
 
 use crate::backends::{self, BackendInfo, Opened};
 use crate::jets::{self, JetInfo};
@@ -104,6 +105,25 @@ impl Runtime {
     /// There is no such model, or its file is not what it should be.
     pub fn open(&self, name: &str) -> Result<Package, Error> {
         Package::open(&library::resolve(name, self.models_dir.as_deref())?)
+    }
+
+    /// A fastText classifier by path or name; `None` when the model is of another kind. It needs
+    /// none of the runtime's threads: every caller may predict at the same time.
+    ///
+    /// # Errors
+    /// There is no such model, or it is a damaged fastText file.
+    pub fn fasttext(&self, name: &str) -> Result<Option<FastText>, Error> {
+        let path = library::resolve(name, self.models_dir.as_deref())?;
+        let mut magic = [0; 4];
+        let head = std::fs::File::open(&path).and_then(|mut file| {
+            use std::io::Read;
+            file.read_exact(&mut magic)
+        });
+        // What cannot be read so is for the other formats to report.
+        match head {
+            Ok(()) if magic == cyb_fasttext::MAGIC => Ok(Some(FastText::open(&path)?)),
+            _ => Ok(None),
+        }
     }
 
     /// Loads a model: a path, or a name in the models folder.

@@ -1,11 +1,11 @@
 //! What every plain decoder's configuration has: the sizes, the norm and the rotary embedding.
-//! Fields are named as in config.json; `from_gguf` reads the same from GGUF metadata.
+//! Fields are named as in config.json; `from_gguf` reads the same from GGUF metadata, `from_json` from config.json.
 
 use cyb_formats::Value;
 
 use crate::keys::Keys;
 use crate::rope::{Rope, Scaling, Style, Yarn};
-use crate::{ModelError, weights::Weights};
+use crate::{GraphOptions, ModelError, weights::Weights};
 
 /// Sizes of a decoder. Every field is greater than zero.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,8 +81,22 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Tokens of the longest sequence that the graph with these options is for.
+    pub(crate) fn served(&self, options: &GraphOptions) -> usize {
+        match self.rope.scaling {
+            Scaling::LongRope { original_context_length: original, .. }
+                if options.context.is_none_or(|asked| asked <= original) =>
+            {
+                original.min(self.max_position_embeddings)
+            }
+            _ => self.max_position_embeddings,
+        }
+    }
+}
+
 /// More than any published model has; bounds what is allocated before tensors are checked.
-const MAX_HEAD_DIM: usize = 1 << 14;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 14;
 
 /// The number of token ids: of the vocabulary in the file where it has one. The embedding's rows
 /// are checked against it.

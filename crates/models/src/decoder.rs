@@ -7,7 +7,9 @@
 //! names the inputs.
 
 use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
-use cyb_jets::{ADD, EMBEDDING, GEGLU, KV_CACHE, LINEAR, MUL, RMSNORM, ROPE, SDPA_PAGED, SWIGLU};
+use cyb_jets::{
+    ADD, EMBEDDING, GEGLU, KV_CACHE, LINEAR, MUL, RMSNORM, ROPE, SDPA_PAGED, SWIGLU, TANH,
+};
 use cyb_tensor::{DType, Dim, Tensor, TensorError};
 
 use crate::config::Config;
@@ -25,6 +27,26 @@ pub(crate) struct RopeTable {
     style: Style,
 }
 
+impl RopeTable {
+    /// For sequences of up to `length` tokens.
+    pub(crate) fn new(
+        b: &mut Builder,
+        rope: &Rope,
+        length: usize,
+    ) -> Result<RopeTable, ModelError> {
+        let turn = rope.turn(length);
+        let frequencies = constant(vec![turn.frequencies.len()], &turn.frequencies)?;
+        let frequencies = b.constant(frequencies);
+        Ok(RopeTable { frequencies, scale: turn.scale, style: rope.style })
+    }
+
+    /// Turns queries or keys `[T, heads, head_dim]` by positions `[T]`.
+    pub(crate) fn turn(&self, b: &mut Builder, x: ValueId, positions: ValueId) -> Built {
+        let attrs = Attrs::new().with("style", self.style.name()).with("scale", self.scale);
+        Ok(b.jet(&ROPE, attrs, &[x, positions, self.frequencies])?)
+    }
+}
+
 /// How a layer attends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
@@ -32,6 +54,8 @@ pub(crate) struct Attention {
     pub(crate) scale: f64,
     /// Positions that a token sees, itself included; all earlier ones when `None`.
     pub(crate) window: Option<usize>,
+    /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 for none.
+    pub(crate) softcap: f64,
 }
 
 /// Activation of a gated feed-forward.
@@ -56,6 +80,8 @@ pub(crate) struct Decoder<'a> {
     layer: usize,
     /// Whether only the rows that logits are asked for are left.
     narrowed: bool,
+    /// Bound of the logits; 0 for none.
+    logit_cap: f64,
     notes: Vec<String>,
 }
 
@@ -89,6 +115,7 @@ impl<'a> Decoder<'a> {
             logit_rows,
             layer: 0,
             narrowed: false,
+            logit_cap: 0.0,
             notes: Vec::new(),
         })
     }
@@ -113,10 +140,7 @@ impl<'a> Decoder<'a> {
 
     /// The rotary embedding, computed once and shared by the layers.
     pub(crate) fn rope_table(&mut self, rope: &Rope) -> Result<RopeTable, ModelError> {
-        let turn = rope.turn(self.config.max_position_embeddings);
-        let frequencies = constant(vec![turn.frequencies.len()], &turn.frequencies)?;
-        let frequencies = self.b.constant(frequencies);
-        Ok(RopeTable { frequencies, scale: turn.scale, style: rope.style })
+        RopeTable::new(&mut self.b, rope, self.config.served(self.options))
     }
 
     /// The embedding of every token: `[T, hidden]`.
@@ -194,8 +218,28 @@ impl<'a> Decoder<'a> {
     /// Turns queries or keys `[T, heads, head_dim]` by their positions.
     pub(crate) fn rope(&mut self, x: ValueId, table: &RopeTable) -> Built {
         self.b.set_label(&self.scoped("rope"));
-        let attrs = Attrs::new().with("style", table.style.name()).with("scale", table.scale);
-        self.jet(&ROPE, attrs, &[x, self.positions, table.frequencies])
+        table.turn(&mut self.b, x, self.positions)
+    }
+
+    /// Several projections into heads from one matrix: `[T, heads[i], head_dim]`.
+    pub(crate) fn fused_heads<const K: usize>(
+        &mut self,
+        x: ValueId,
+        name: &str,
+        heads: [usize; K],
+    ) -> Result<[ValueId; K], ModelError> {
+        let head_dim = self.config.head_dim;
+        let total = heads.iter().fold(0usize, |n, &h| n.saturating_add(h));
+        let y = self.heads(x, name, total)?; // [T, all heads, head_dim]
+        let tokens = self.b.dim(y, 0)?;
+        let mut start = 0;
+        let mut out = [y; K];
+        for (out, heads) in out.iter_mut().zip(heads) {
+            let part = self.b.slice(y, 1, start, heads)?;
+            *out = self.b.reshape(part, [tokens.clone(), heads.into(), head_dim.into()])?;
+            start += heads;
+        }
+        Ok(out)
     }
 
     /// Stores the layer's keys and values in its pools and attends over each token's sequence:
@@ -214,7 +258,7 @@ impl<'a> Decoder<'a> {
         let attrs = Attrs::new()
             .with("scale", how.scale)
             .with("window", how.window.unwrap_or(0))
-            .with("softcap", 0.0)
+            .with("softcap", how.softcap)
             .with("block", self.options.kv_block);
         let given = [q, keys, values, self.tables, self.rows, self.positions];
         let y = self.jet(&SDPA_PAGED, attrs, &given)?; // [T, heads, head_dim]
@@ -261,6 +305,19 @@ impl<'a> Decoder<'a> {
         let (inner, outer) = (self.config.intermediate_size, self.config.hidden_size);
         let g = self.linear(x, "ffn_gate", inner)?;
         let up = self.linear(x, "ffn_up", inner)?;
+        self.gated(g, up, gate, outer)
+    }
+
+    /// As [`Decoder::feed_forward`], with gate and up in one matrix.
+    pub(crate) fn fused_feed_forward(&mut self, x: ValueId, gate: Gate) -> Built {
+        let (inner, outer) = (self.config.intermediate_size, self.config.hidden_size);
+        let both = self.linear(x, "ffn_gate_up", inner.saturating_mul(2))?;
+        let g = self.b.slice(both, 1, 0, inner)?;
+        let up = self.b.slice(both, 1, inner, inner)?;
+        self.gated(g, up, gate, outer)
+    }
+
+    fn gated(&mut self, g: ValueId, up: ValueId, gate: Gate, outer: usize) -> Built {
         self.b.set_label(&self.scoped("ffn_act"));
         let h = match gate {
             Gate::Silu => self.jet(&SWIGLU, Attrs::new(), &[g, up])?,
@@ -271,17 +328,32 @@ impl<'a> Decoder<'a> {
         self.linear(h, "ffn_down", outer)
     }
 
+    /// Bounds the logits by `cap * tanh(logit / cap)`; 0 for none.
+    pub(crate) fn cap_logits(&mut self, cap: f64) {
+        self.logit_cap = cap;
+    }
+
     /// The final norm and the output head.
     ///
-    /// The head is `output.weight` where the file has it and the embedding where not, whatever the
-    /// configuration says: converters write the tensors that the model was run with.
+    /// The head of a GGUF file is `output.weight` where the file has it and the embedding where not,
+    /// whatever the configuration says: converters write the tensors that the model was run with. A
+    /// checkpoint's head is the embedding where its configuration says so, as in transformers, even
+    /// if there is an `lm_head`.
     pub(crate) fn head(&mut self, x: ValueId) -> Result<(), ModelError> {
         let mut h = self.norm_named(x, "output_norm")?;
         if self.options.last_hidden_state {
             self.b.output(inputs::LAST_HIDDEN_STATE, h); // [T, hidden]
         }
-        let separate = self.weights.has("output.weight");
-        if self.config.tie_word_embeddings == Some(separate) {
+        let tied = self.weights.is_checkpoint() && self.config.tie_word_embeddings == Some(true);
+        let stored = self.weights.has("output.weight");
+        let separate = stored && !tied;
+        if tied && stored {
+            self.weights.leave("output.weight");
+            self.notes.push(
+                "the configuration says the output head is the embedding; lm_head is not used"
+                    .to_owned(),
+            );
+        } else if self.config.tie_word_embeddings == Some(separate) {
             let (says, has) = if separate { ("shared", "its own") } else { ("its own", "no own") };
             self.notes.push(format!(
                 "the configuration says the output head is {says}, but the file has {has} \
@@ -300,7 +372,12 @@ impl<'a> Decoder<'a> {
             h = self.pick(h)?; // [L, hidden]
         }
         self.b.set_label("output");
-        let logits = self.jet(&LINEAR, Attrs::new(), &[h, table])?; // [L, vocab]
+        let mut logits = self.jet(&LINEAR, Attrs::new(), &[h, table])?; // [L, vocab]
+        if self.logit_cap > 0.0 {
+            let small = self.scale(logits, 1.0 / self.logit_cap)?;
+            let bounded = self.jet(&TANH, Attrs::new(), &[small])?;
+            logits = self.scale(bounded, self.logit_cap)?;
+        }
         self.b.output(inputs::LOGITS, logits);
         Ok(())
     }

@@ -26,6 +26,14 @@ pub enum ModelError {
         file.display()
     )]
     UnknownKey { file: PathBuf, key: String, value: String, family: &'static str },
+    #[error("{}: there is no config.json beside the weights; give the model's directory", file.display())]
+    NoConfig { file: PathBuf },
+    #[error(
+        "{}: the {family} family is read from Hugging Face directories only; give one with \
+         config.json, tokenizer.json and safetensors weights",
+        file.display()
+    )]
+    NeedsDirectory { file: PathBuf, family: &'static str },
     #[error("{}: metadata '{key}' is {got}, but {want}", file.display())]
     Value { file: PathBuf, key: String, got: String, want: String },
     #[error("{}: tensor '{tensor}' has shape {got:?}, but the metadata asks for {want:?}", file.display())]

@@ -1,4 +1,4 @@
-//! Reading a family's configuration from GGUF metadata.
+//! Reading a family's configuration from GGUF metadata or from config.json.
 //!
 //! A key of the architecture that no reader asked for is an error: it may change what the model
 //! computes. So what a family understands is what its `from_gguf` reads, and there is no list to
@@ -12,18 +12,102 @@ use cyb_formats::{FromValue, Metadata, Value};
 use crate::ModelError;
 
 /// Prefixes of keys that describe a file or its vocabulary and never change the graph.
-const DESCRIPTIVE: [&str; 4] = ["general.", "tokenizer.", "quantize.", "split."];
+const DESCRIPTIVE: [&str; 12] = [
+    "general.",
+    "tokenizer.",
+    "quantize.",
+    "split.",
+    "format",
+    "generation_config.",
+    "tokenizer_config.",
+    "special_tokens_map.",
+    "chat_template_json.",
+    "modules.",
+    "sentence_bert_config.",
+    "config_sentence_transformers.",
+];
+
+/// The prefix of what config.json says.
+pub(crate) const CONFIG_JSON: &str = "config";
+
+/// Keys of config.json that concern training, generation or the library that wrote the file.
+const BESIDE_THE_MATH: [&str; 47] = [
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "bos_token_id",
+    "classifier_dropout",
+    "cls_token_id",
+    "decoder_start_token_id",
+    "directionality",
+    "do_sample",
+    "dropout",
+    "dtype",
+    "embd_pdrop",
+    "eos_token_id",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "initializer_factor",
+    "initializer_range",
+    "language",
+    "layerdrop",
+    "mask_token_id",
+    "max_length",
+    "model_type",
+    "name",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "pad_token_id",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+    "pretraining_tp",
+    "resid_pdrop",
+    "return_dict",
+    "sep_token_id",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "unk_token_id",
+    "use_cache",
+];
 
 /// The keys under one architecture's prefix. Names are given without it.
 pub(crate) struct Keys<'f> {
     pub(crate) metadata: &'f Metadata,
     architecture: &'f str,
     known: RefCell<BTreeSet<String>>,
+    /// Objects of config.json whose entries change nothing.
+    harmless: RefCell<Vec<String>>,
 }
 
 impl<'f> Keys<'f> {
     pub(crate) fn new(metadata: &'f Metadata, architecture: &'f str) -> Keys<'f> {
-        Keys { metadata, architecture, known: RefCell::default() }
+        Keys { metadata, architecture, known: RefCell::default(), harmless: RefCell::default() }
+    }
+
+    /// The keys of config.json.
+    pub(crate) fn config_json(metadata: &'f Metadata) -> Keys<'f> {
+        let keys = Keys::new(metadata, CONFIG_JSON);
+        keys.harmless(&BESIDE_THE_MATH);
+        for object in ["auto_map", "task_specific_params", "transformers.js_config"] {
+            keys.harmless_under(object);
+        }
+        keys
+    }
+
+    /// Whether the configuration is a config.json.
+    pub(crate) fn is_config_json(&self) -> bool {
+        self.architecture == CONFIG_JSON
     }
 
     fn key(&self, name: &str) -> String {
@@ -94,6 +178,11 @@ impl<'f> Keys<'f> {
         names.iter().for_each(|name| drop(self.key(name)));
     }
 
+    /// Marks the entries of an object as known that change nothing here.
+    pub(crate) fn harmless_under(&self, name: &str) {
+        self.harmless.borrow_mut().push(format!("{}.{name}.", self.architecture));
+    }
+
     /// The error for a value that a reader cannot take.
     pub(crate) fn wrong(&self, name: &str, want: String) -> ModelError {
         let key = self.key(name);
@@ -107,7 +196,8 @@ impl<'f> Keys<'f> {
         let prefix = format!("{}.", self.architecture);
         let mut notes = Vec::new();
         for (key, value) in self.metadata.iter() {
-            if key.starts_with(&prefix) && !known.contains(key) {
+            let harmless = || self.harmless.borrow().iter().any(|under| key.starts_with(under));
+            if key.starts_with(&prefix) && !known.contains(key) && !harmless() {
                 let (key, value) = (key.to_owned(), value.to_string());
                 return Err(ModelError::UnknownKey {
                     file: self.metadata.file().to_owned(),

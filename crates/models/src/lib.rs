@@ -7,23 +7,31 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod config_json;
 mod decoder;
+mod encoder;
 mod error;
 mod families;
 mod keys;
+mod names;
 mod options;
 mod registry;
+mod relative;
 pub mod rope;
 mod synthetic;
 mod weights;
 
 pub use config::Config;
+pub use encoder::{EncoderInfo, Head, Scores};
 pub use error::ModelError;
 pub use options::GraphOptions;
 pub use registry::{FAMILIES, Family, Sampling, Summary, Template, TextModel, build, find};
 pub use synthetic::synthetic;
 
-/// Names of a text decoder's inputs and outputs. States are `k.{layer}` and `v.{layer}`, the pools
+/// Names of the inputs and outputs of text models; which of them a graph has is its family's
+/// [`Template`]'s business.
+///
+/// A decoder's states are `k.{layer}` and `v.{layer}`, the pools
 /// of keys and values: `[N, kv_heads, head_dim]`, where N is the number of slots.
 pub mod inputs {
     /// `I32[T]`: token ids.
@@ -38,8 +46,16 @@ pub mod inputs {
     pub const TABLES: &str = "tables";
     /// `I32[L]`: which of the T tokens need logits.
     pub const LOGIT_ROWS: &str = "logit_rows";
-    /// Output `F32[L, vocab]`.
+    /// `I32[R + 1]`: where each of an encoder's sequences begins in its tokens, and where they end.
+    pub const BOUNDS: &str = "bounds";
+    /// `I32[T]`: the kind of each of an encoder's tokens.
+    pub const TOKEN_TYPES: &str = "token_types";
+    /// `I32[R]`: the first token of each of an encoder's sequences.
+    pub const FIRSTS: &str = "firsts";
+    /// Output `F32[L, vocab]` of a decoder; of an encoder see [`crate::Head`].
     pub const LOGITS: &str = "logits";
+    /// Output `F32[R, hidden]` of an encoder with a pooler.
+    pub const POOLER_OUTPUT: &str = "pooler_output";
     /// Output `F32[T, hidden]`, after the final norm.
     pub const LAST_HIDDEN_STATE: &str = "last_hidden_state";
 }

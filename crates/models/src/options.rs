@@ -11,6 +11,9 @@ pub struct GraphOptions {
     pub kv_dtype: DType,
     /// Tokens of a pool block.
     pub kv_block: usize,
+    /// Tokens of the longest sequence that is asked for. It matters to models with two sets of
+    /// rotary frequencies: without it their graph is that for short contexts.
+    pub context: Option<usize>,
     /// Whether `logits` is an output.
     pub logits: bool,
     /// Whether `last_hidden_state` is an output.
@@ -19,7 +22,13 @@ pub struct GraphOptions {
 
 impl Default for GraphOptions {
     fn default() -> GraphOptions {
-        GraphOptions { kv_dtype: DType::F16, kv_block: 32, logits: true, last_hidden_state: false }
+        GraphOptions {
+            kv_dtype: DType::F16,
+            kv_block: 32,
+            context: None,
+            logits: true,
+            last_hidden_state: false,
+        }
     }
 }
 

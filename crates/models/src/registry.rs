@@ -2,19 +2,33 @@
 
 use std::path::Path;
 
-use cyb_formats::{ModelFile, edit_distance};
+use cyb_formats::{Format, ModelFile, edit_distance};
 use cyb_ir::{Graph, ValueId, verify};
 
 use crate::config::Config;
 use crate::decoder::Decoder;
-use crate::families::{gemma3, llama, qwen2, qwen3};
+use crate::encoder::EncoderInfo;
+use crate::families::{
+    bert, eurobert, gemma2, gemma3, llama, modernbert, nomic_bert, phi3, qwen2, qwen3, t5,
+};
 use crate::keys::Keys;
 use crate::weights::Weights;
 use crate::{GraphOptions, ModelError};
 
 /// Every family. Adding one is a file in `families/` and a line here.
-pub static FAMILIES: &[&Family] =
-    &[&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY];
+pub static FAMILIES: &[&Family] = &[
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &bert::FAMILY,
+    &modernbert::FAMILY,
+    &nomic_bert::FAMILY,
+    &eurobert::FAMILY,
+    &t5::FAMILY,
+];
 
 /// What the runtime knows about an architecture family.
 #[derive(Debug)]
@@ -33,6 +47,8 @@ pub struct Family {
 pub enum Template {
     /// Tokens in, logits out, keys and values in a paged cache.
     TextDecoder,
+    /// Packed sequences in, hidden states and what a head makes of them out.
+    TextEncoder,
 }
 
 /// Default sampling parameters.
@@ -60,6 +76,8 @@ pub struct TextModel {
     pub graph: Graph,
     /// What was noticed and does not hinder: tensors and keys without use, contradictions.
     pub warnings: Vec<String>,
+    /// How it is driven when it is an encoder.
+    pub encoder: Option<EncoderInfo>,
 }
 
 /// The sizes of a model, for its users.
@@ -80,6 +98,14 @@ pub struct Summary {
 /// The graph of a model file, by the family that its metadata names.
 pub fn build(file: &ModelFile, options: &GraphOptions) -> Result<TextModel, ModelError> {
     let path = file.metadata.file();
+    if let Some(model_type) = file.metadata.opt::<&str>("config.model_type")? {
+        let family = find(model_type).ok_or_else(|| unknown(path, model_type))?;
+        let keys = Keys::config_json(&file.metadata);
+        return (family.build)(Source { family, keys, weights: Weights::new(file), options });
+    }
+    if file.format == Format::Safetensors {
+        return Err(ModelError::NoConfig { file: path.to_owned() });
+    }
     let architecture: &str = file.metadata.get("general.architecture")?;
     match file.metadata.opt::<&str>("general.type")? {
         None | Some("model") => {}
@@ -118,13 +144,24 @@ fn unknown(file: &Path, name: &str) -> ModelError {
 
 /// A file on its way to a graph.
 pub(crate) struct Source<'f> {
-    family: &'static Family,
+    pub(crate) family: &'static Family,
     pub(crate) keys: Keys<'f>,
     pub(crate) weights: Weights<'f>,
     options: &'f GraphOptions,
 }
 
 impl Source<'_> {
+    /// Fails unless the model is a directory with a config.json.
+    pub(crate) fn needs_config_json(&self) -> Result<(), ModelError> {
+        match self.keys.is_config_json() {
+            true => Ok(()),
+            false => Err(ModelError::NeedsDirectory {
+                file: self.weights.path(),
+                family: self.family.name,
+            }),
+        }
+    }
+
     /// Builds a decoder: `layers` takes the embedded tokens through the layers. Everything in the
     /// file that could change the result must have been used by then.
     pub(crate) fn decoder(
@@ -139,7 +176,16 @@ impl Source<'_> {
         decoder.head(x)?;
         let (graph, weights, notes) = decoder.finish();
         warnings.extend(notes);
-        warnings.extend(weights.finish(self.family.name)?);
+        let json = weights.is_checkpoint();
+        warnings.extend(weights.finish(self.family.name, |name| {
+            // A checkpoint has nothing but the model, and stages that come after it.
+            let gguf = ["blk.", "output", "token_embd", "rope_"];
+            if json {
+                !name.starts_with("modules.")
+            } else {
+                gguf.iter().any(|p| name.starts_with(p))
+            }
+        })?);
         if cfg!(debug_assertions) {
             verify(&graph)?;
         }
@@ -150,9 +196,9 @@ impl Source<'_> {
             num_attention_heads: sizes.num_attention_heads,
             num_key_value_heads: sizes.num_key_value_heads,
             head_dim: sizes.head_dim,
-            context_length: sizes.max_position_embeddings,
+            context_length: sizes.served(self.options),
             parameters,
         };
-        Ok(TextModel { family: self.family, summary, graph, warnings })
+        Ok(TextModel { family: self.family, summary, graph, warnings, encoder: None })
     }
 }

@@ -47,6 +47,9 @@ pub enum TextError {
     /// A `tokenizer.json` that cannot be used.
     #[error("tokenizer.json: {reason}")]
     Json { reason: String },
+    /// A pair of texts for a vocabulary that knows single texts only.
+    #[error("the vocabulary does not say how two texts are put together; use a tokenizer.json")]
+    NoPairs,
     /// The text cannot be encoded by the Hugging Face tokenizer.
     #[error("the tokenizer failed: {reason}")]
     Encode { reason: String },

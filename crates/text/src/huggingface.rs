@@ -4,14 +4,16 @@ use serde_json::Value;
 use tokenizers::tokenizer::normalizer::Range;
 use tokenizers::tokenizer::pre_tokenizer::Split;
 use tokenizers::{
-    AddedToken, Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token,
-    Tokenizer as HfTokenizer,
+    AddedToken, Encoding, Model, Normalizer, OffsetType, PostProcessor, PreTokenizedString,
+    PreTokenizer, Token, Tokenizer as HfTokenizer, TruncationParams, TruncationStrategy,
+    truncate_encodings,
 };
 
 use crate::bytes::{char_to_byte, parse_byte_token};
 use crate::native::END_OF_GENERATION;
 use crate::special::{Reading, SpecialKind, is_markup};
 use crate::spm::SPACE_MARK;
+use crate::tokenizer::{Encoded, PairOptions};
 use crate::{EncodeOptions, TextError};
 
 /// What a model directory says about its tokenizer outside `tokenizer.json`
@@ -168,22 +170,61 @@ impl JsonTokenizer {
     }
 
     pub(crate) fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, TextError> {
-        if options.parse_special || self.find(text, 0, Reading::Structural).is_none() {
-            let encoding = self.tokenizer.encode_fast(text, options.add_special).map_err(failed)?;
+        let encoding = self.plain(text, options.parse_special, OffsetType::None)?;
+        if !options.add_special {
             return Ok(encoding.get_ids().to_vec());
         }
-        // The special tokens around a text are those of the empty text, cut where the text goes.
-        let ids = self.encode_segments(std::iter::once((text, Reading::UserDefined)))?;
-        if !options.add_special {
-            return Ok(ids);
+        let encoding = self.tokenizer.post_process(encoding, None, true).map_err(failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A text, or a pair of texts, with the special tokens and token types of the model.
+    pub(crate) fn encode_pair(
+        &self,
+        text: &str,
+        pair: Option<&str>,
+        options: PairOptions,
+    ) -> Result<Encoded, TextError> {
+        let encode = |text| self.plain(text, options.parse_special, OffsetType::Char);
+        let (mut first, mut second) = (encode(text)?, pair.map(encode).transpose()?);
+        let processor = self.tokenizer.get_post_processor();
+        let added = processor.map_or(0, |p| p.added_tokens(pair.is_some()));
+        let n_tokens = first.len() + second.as_ref().map_or(0, |s| s.len()) + added;
+        if let Some(limit) = options.truncate_to.filter(|&limit| n_tokens > limit) {
+            let params = TruncationParams {
+                max_length: limit.saturating_sub(added),
+                strategy: TruncationStrategy::LongestFirst,
+                ..TruncationParams::default()
+            };
+            (first, second) = truncate_encodings(first, second, &params).map_err(failed)?;
         }
-        let template = self.tokenizer.encode_fast("a", true).map_err(failed)?;
-        let word = self.tokenizer.encode_fast("a", false).map_err(failed)?;
-        let (template, word) = (template.get_ids(), word.get_ids());
-        let at = template.windows(word.len().max(1)).position(|window| window == word);
-        let at = at.unwrap_or(0);
-        let after = template.get(at + word.len()..).unwrap_or(&[]);
-        Ok([&template[..at], &ids, after].concat())
+        let encoding = self.tokenizer.post_process(first, second, true).map_err(failed)?;
+        Ok(Encoded {
+            ids: encoding.get_ids().to_vec(),
+            types: encoding.get_type_ids().to_vec(),
+            special: encoding.get_special_tokens_mask().iter().map(|&m| m != 0).collect(),
+            spans: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
+            n_tokens,
+        })
+    }
+
+    /// A text without added special tokens.
+    fn plain(
+        &self,
+        text: &str,
+        parse_special: bool,
+        offsets: OffsetType,
+    ) -> Result<Encoding, TextError> {
+        if parse_special || self.find(text, 0, Reading::Structural).is_none() {
+            return match offsets {
+                OffsetType::None => self.tokenizer.encode_fast(text, false),
+                OffsetType::Char | OffsetType::Byte => {
+                    self.tokenizer.encode_char_offsets(text, false)
+                }
+            }
+            .map_err(failed);
+        }
+        self.encode_readings(std::iter::once((text, Reading::UserDefined)), offsets)
     }
 
     /// See [`crate::native::NativeTokenizer::encode_segments`].
@@ -191,6 +232,14 @@ impl JsonTokenizer {
         &self,
         segments: impl Iterator<Item = (&'s str, Reading)>,
     ) -> Result<Vec<u32>, TextError> {
+        Ok(self.encode_readings(segments, OffsetType::None)?.get_ids().to_vec())
+    }
+
+    fn encode_readings<'s>(
+        &self,
+        segments: impl Iterator<Item = (&'s str, Reading)>,
+        offsets: OffsetType,
+    ) -> Result<Encoding, TextError> {
         // Plain added tokens are read everywhere; they are found on the joined text below.
         let mut text = String::new();
         let mut found: Vec<(std::ops::Range<usize>, u32)> = Vec::new();
@@ -241,8 +290,7 @@ impl JsonTokenizer {
         }
         let model = self.tokenizer.get_model();
         words.tokenize(|piece| model.tokenize(piece.get())).map_err(failed)?;
-        let encoding = words.into_encoding(None, 0, OffsetType::None).map_err(failed)?;
-        Ok(encoding.get_ids().to_vec())
+        words.into_encoding(None, 0, offsets).map_err(failed)
     }
 
     /// The first added token at or after byte `from`, with the spaces that its flags absorb.

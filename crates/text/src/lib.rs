@@ -37,5 +37,5 @@ pub use template::{
     ChatTemplate, Clock, Content, ContentPart, Message, Origin, RenderOptions, Rendered, Segment,
     SpecialTokens,
 };
-pub use tokenizer::{EncodeOptions, Tokenizer};
+pub use tokenizer::{EncodeOptions, Encoded, PairOptions, Tokenizer};
 pub use vocabulary::{StringTable, TokenType, VocabModel, Vocabulary};

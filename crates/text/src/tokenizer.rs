@@ -1,6 +1,7 @@
 //! The tokenizer that callers see, whatever it was made from.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::huggingface::{JsonConfig, JsonTokenizer};
 use crate::native::NativeTokenizer;
@@ -15,6 +16,30 @@ pub struct EncodeOptions {
     pub add_special: bool,
     /// Read the text of control tokens as control tokens. Never for text from a user.
     pub parse_special: bool,
+}
+
+/// How a text or a pair of texts is read for an encoder.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PairOptions {
+    /// Read the text of control tokens as control tokens. Never for text from a user.
+    pub parse_special: bool,
+    /// Cut longer texts to so many tokens, special ones included: the longer of a pair first.
+    pub truncate_to: Option<usize>,
+}
+
+/// A text or a pair of texts as an encoder takes it. All lists are equally long.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids, with the special tokens that the model wants around texts.
+    pub ids: Vec<u32>,
+    /// The token type of each.
+    pub types: Vec<u32>,
+    /// Whether it was added rather than read.
+    pub special: Vec<bool>,
+    /// Characters of its text that it was read from.
+    pub spans: Vec<Range<usize>>,
+    /// Tokens before anything was cut off.
+    pub n_tokens: usize,
 }
 
 /// Text to token ids and back.
@@ -60,6 +85,36 @@ impl Tokenizer {
             }
             Inner::Json(json) => json.encode(text, options),
         }
+    }
+
+    /// A text, or a pair of texts, for an encoder.
+    ///
+    /// # Errors
+    /// If a part of the text has no token, or a pair is given to a vocabulary that does not say how
+    /// pairs are put together (any but a `tokenizer.json`).
+    pub fn encode_pair(
+        &self,
+        text: &str,
+        pair: Option<&str>,
+        options: PairOptions,
+    ) -> Result<Encoded, TextError> {
+        let native = match &self.inner {
+            Inner::Native(_) if pair.is_some() => return Err(TextError::NoPairs),
+            Inner::Native(native) => native,
+            Inner::Json(json) => return json.encode_pair(text, pair, options),
+        };
+        let reading = if options.parse_special { Reading::All } else { Reading::UserDefined };
+        let bare = native.encode(text, reading, false)?;
+        let full = native.encode(text, reading, true)?;
+        let n_tokens = full.len();
+        let before = full.windows(bare.len().max(1)).position(|w| w == bare).unwrap_or(0);
+        let after = n_tokens - bare.len() - before;
+        let room = options.truncate_to.unwrap_or(n_tokens).saturating_sub(before + after);
+        let kept = bare.len().min(room);
+        let ids = [&full[..before], &bare[..kept], &full[n_tokens - after..]].concat();
+        let special = (0..ids.len()).map(|i| i < before || i >= before + kept).collect();
+        let (types, spans) = (vec![0; ids.len()], vec![0..0; ids.len()]);
+        Ok(Encoded { ids, types, special, spans, n_tokens })
     }
 
     /// The ids of rendered segments, without added specials: control tokens and markup are read

@@ -148,7 +148,7 @@ pub const MODELS: &[Model] = &[
     },
     Model {
         name: "all-MiniLM-L6-v2",
-        set: Set::Extra,
+        set: Set::Test,
         files: &[
             File {
                 path: "all-MiniLM-L6-v2/1_Pooling/config.json",
@@ -355,7 +355,7 @@ pub const MODELS: &[Model] = &[
     },
     Model {
         name: "lid.176.ftz",
-        set: Set::Extra,
+        set: Set::Test,
         files: &[File {
             path: "lid.176.ftz",
             size: 938_013,

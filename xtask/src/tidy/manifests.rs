@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cpu", &["exec", "interp", "ir", "jets", "simd", "tensor"]),
     ("cuda", &["exec", "ir", "jets", "tensor"]),
     ("wgpu", &["exec", "ir", "jets", "tensor"]),
+    ("fasttext", &["tensor"]),
     ("formats", &["tensor"]),
     ("models", &["formats", "ir", "jets", "tensor"]),
     ("onnx", &["formats", "interp", "ir", "jets", "tensor"]),
@@ -26,8 +27,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "llm",
         &[
-            "cpu", "cuda", "engine", "exec", "formats", "interp", "ir", "jets", "media", "models",
-            "nox", "onnx", "sample", "tensor", "text", "wgpu",
+            "cpu", "cuda", "engine", "exec", "fasttext", "formats", "interp", "ir", "jets",
+            "media", "models", "nox", "onnx", "sample", "tensor", "text", "wgpu",
         ],
     ),
     ("context", &["llm"]),

@@ -3,15 +3,18 @@
 mod backends;
 mod bench;
 mod chat;
+mod classify;
 mod completions;
 mod config;
 mod detokenize;
+mod embed;
 mod forward;
 mod generate;
 mod jets;
 mod memory;
 mod models;
 mod perplexity;
+mod rerank;
 mod run;
 mod template;
 mod tokenize;
@@ -34,6 +37,9 @@ pub(crate) enum Command {
     Detokenize(detokenize::Arguments),
     Template(template::Arguments),
     Perplexity(perplexity::Arguments),
+    Embed(embed::Arguments),
+    Classify(classify::Arguments),
+    Rerank(rerank::Arguments),
     Forward(forward::Arguments),
     Generate(generate::Arguments),
     Bench(bench::Arguments),
@@ -54,6 +60,9 @@ pub(crate) fn run(Arguments { common, command }: Arguments) -> Result<(), Failur
         Command::Detokenize(arguments) => detokenize::run(&common, &arguments),
         Command::Template(arguments) => template::run(&common, &arguments),
         Command::Perplexity(arguments) => perplexity::run(&common, &arguments),
+        Command::Embed(arguments) => embed::run(&common, &arguments),
+        Command::Classify(arguments) => classify::run(&common, &arguments),
+        Command::Rerank(arguments) => rerank::run(&common, &arguments),
         Command::Forward(arguments) => forward::run(&common, &arguments),
         Command::Generate(arguments) => generate::run(&common, &arguments),
         Command::Bench(arguments) => bench::run(&common, &arguments),

@@ -8,6 +8,7 @@ use cyb_formats::{Array, Value};
 use cyb_ir::ValueId;
 
 use crate::config::Config as Sizes;
+use crate::config_json::{self, Defaults};
 use crate::decoder::{Attention, Decoder, Gate};
 use crate::registry::{Sampling, Source};
 use crate::rope::{Rope, Scaling, Style};
@@ -19,8 +20,11 @@ pub(crate) static FAMILY: Family = Family {
     template: Template::TextDecoder,
     // generation_config.json of Gemma 3 instruct.
     sampling: Sampling { temperature: 1.0, top_k: 64, top_p: 0.95, ..Sampling::PLAIN },
-    build: |source| {
-        let config = Config::from_gguf(&source)?;
+    build: |mut source| {
+        let config = match source.keys.is_config_json() {
+            true => Config::from_json(&mut source)?,
+            false => Config::from_gguf(&source)?,
+        };
         source.decoder(&config.sizes, |m| graph(&config, m))
     },
 };
@@ -32,7 +36,7 @@ pub(crate) struct Config {
     sizes: Sizes,
     rope_local: Rope,
     sliding_window: usize,
-    /// Which layers see all earlier positions.
+    /// Which layers see all earlier positions; the others see `sliding_window`.
     global: Vec<bool>,
     /// The queries are scaled by its inverse square root.
     query_pre_attn_scalar: f64,
@@ -55,6 +59,44 @@ impl Config {
             sliding_window: keys.size("attention.sliding_window")?,
             global: global_layers(source, sizes.num_hidden_layers)?,
             query_pre_attn_scalar,
+            sizes,
+        })
+    }
+
+    fn from_json(source: &mut Source) -> Result<Config, ModelError> {
+        source.weights.checkpoint(true);
+        source.weights.norms_less_one();
+        let keys = &source.keys;
+        let defaults =
+            Defaults { theta: 1_000_000.0, rms_norm_eps: 1e-6, activation: &["gelu_pytorch_tanh"] };
+        let mut sizes = Sizes::from_json(keys, &source.weights, defaults)?;
+        let [rope_local, rope] = config_json::ropes_by_kind(
+            keys,
+            [sizes.head_dim, sizes.max_position_embeddings],
+            10_000.0,
+            defaults.theta,
+        )?;
+        sizes.rope = rope;
+        let period = match keys.opt_size("sliding_window_pattern")? {
+            Some(period) => period,
+            None => keys.opt_size("_sliding_window_pattern")?.unwrap_or(6),
+        };
+        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if keys.value(name).is_some() {
+                return Err(keys.wrong(name, "this family has none".into()));
+            }
+        }
+        keys.harmless(&["cache_implementation"]);
+        let windows = config_json::windows(keys, sizes.num_hidden_layers, |layer| {
+            !(layer + 1).is_multiple_of(period)
+        })?;
+        Ok(Config {
+            rope_local,
+            sliding_window: keys.size("sliding_window")?,
+            global: windows.iter().map(Option::is_none).collect(),
+            query_pre_attn_scalar: keys
+                .opt_positive("query_pre_attn_scalar")?
+                .map_or(sizes.head_dim as f64, f64::from),
             sizes,
         })
     }
@@ -97,7 +139,7 @@ fn graph(config: &Config, m: &mut Decoder) -> Result<ValueId, ModelError> {
         let k = m.norm(k, "attn_k_norm")?;
         let q = m.rope(q, &rope)?;
         let k = m.rope(k, &rope)?;
-        let a = m.attention(q, k, v, &Attention { scale, window })?; // [T, heads * head_dim]
+        let a = m.attention(q, k, v, &Attention { scale, window, softcap: 0.0 })?; // [T, heads * head_dim]
         let [residual, a] = m.narrow([x, a])?;
         let o = m.linear(a, "attn_output", hidden_size)?;
         let o = m.norm(o, "post_attention_norm")?;

@@ -7,6 +7,7 @@
 use cyb_ir::ValueId;
 
 use crate::config::Config as Sizes;
+use crate::config_json::Defaults;
 use crate::decoder::{Attention, Decoder, Gate};
 use crate::registry::{Sampling, Source};
 use crate::rope::Style;
@@ -18,8 +19,11 @@ pub(crate) static FAMILY: Family = Family {
     template: Template::TextDecoder,
     // Meta's generation_config.json of Llama 3.
     sampling: Sampling { temperature: 0.6, top_p: 0.9, ..Sampling::PLAIN },
-    build: |source| {
-        let config = Config::from_gguf(&source)?;
+    build: |mut source| {
+        let config = match source.keys.is_config_json() {
+            true => Config::from_json(&mut source)?,
+            false => Config::from_gguf(&source)?,
+        };
         source.decoder(&config.sizes, |m| graph(&config, m))
     },
 };
@@ -41,13 +45,26 @@ impl Config {
             sliding_window: keys.opt_size("attention.sliding_window")?,
         })
     }
+
+    fn from_json(source: &mut Source) -> Result<Config, ModelError> {
+        source.weights.checkpoint(false);
+        let keys = &source.keys;
+        let defaults = Defaults { theta: 10_000.0, rms_norm_eps: 1e-6, activation: &["silu"] };
+        Ok(Config {
+            sizes: Sizes::from_json(keys, &source.weights, defaults)?,
+            sliding_window: keys.opt_size("sliding_window")?,
+        })
+    }
 }
 
 fn graph(config: &Config, m: &mut Decoder) -> Result<ValueId, ModelError> {
     let &Sizes { hidden_size, num_attention_heads, num_key_value_heads, head_dim, .. } =
         &config.sizes;
-    let attention =
-        Attention { scale: 1.0 / (head_dim as f64).sqrt(), window: config.sliding_window };
+    let attention = Attention {
+        scale: 1.0 / (head_dim as f64).sqrt(),
+        window: config.sliding_window,
+        softcap: 0.0,
+    };
     let rope = m.rope_table(&config.sizes.rope)?;
 
     let mut x = m.embed()?; // [T, hidden]

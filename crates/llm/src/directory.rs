@@ -1,0 +1,82 @@
+//! What a Hugging Face directory says about text: `tokenizer.json` and the configurations beside it.
+
+use cyb_formats::{Metadata, ModelFile, Value};
+use cyb_text::{JsonConfig, SpecialTokens, Tokenizer};
+
+use crate::Error;
+
+/// Where a special token may be named: the tokenizer's own configuration first.
+const PLACES: [&str; 2] = ["tokenizer_config", "special_tokens_map"];
+
+/// A special token, which is its text or an object with its text.
+fn special(metadata: &Metadata, name: &str) -> Result<Option<String>, Error> {
+    for place in PLACES {
+        for key in [format!("{place}.{name}"), format!("{place}.{name}.content")] {
+            if let Some(text) = metadata.opt::<&str>(&key)? {
+                return Ok(Some(text.to_owned()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Ids of one or many tokens that end an answer: what `generation_config.json` says, else
+/// `config.json`.
+fn end_ids(metadata: &Metadata) -> Result<Vec<u32>, Error> {
+    for key in ["generation_config.eos_token_id", "config.eos_token_id"] {
+        match metadata.value(key) {
+            None => {}
+            Some(Value::Array(_)) => return Ok(metadata.get(key)?),
+            Some(_) => return Ok(vec![metadata.get(key)?]),
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The tokenizer of a directory.
+pub(crate) fn tokenizer(model: &str, metadata: &Metadata, json: &[u8]) -> Result<Tokenizer, Error> {
+    let config = JsonConfig {
+        bos_token: special(metadata, "bos_token")?,
+        eos_token: special(metadata, "eos_token")?,
+        eos_ids: end_ids(metadata)?,
+    };
+    Tokenizer::from_json(json, config)
+        .map_err(|problem| Error::Text { model: model.to_owned(), problem })
+}
+
+/// The token strings that a chat template prints.
+pub(crate) fn special_tokens(metadata: &Metadata) -> Result<SpecialTokens, Error> {
+    Ok(SpecialTokens {
+        bos: special(metadata, "bos_token")?,
+        eos: special(metadata, "eos_token")?,
+        unk: special(metadata, "unk_token")?,
+        pad: special(metadata, "pad_token")?,
+    })
+}
+
+/// The chat template: a file of its own, or an entry of the tokenizer's configuration, where it is
+/// one text or a list of named ones.
+pub(crate) fn chat_template(file: &ModelFile) -> Result<Option<&str>, Error> {
+    const KEY: &str = "tokenizer_config.chat_template";
+    if let Some(own) = file.documents.get("chat_template.jinja") {
+        return std::str::from_utf8(own.bytes()).map(Some).map_err(|error| Error::Value {
+            what: "chat_template.jinja",
+            why: format!("{error}; fetch the model again"),
+        });
+    }
+    let metadata = &file.metadata;
+    if let Some(text) = metadata.opt::<&str>("chat_template_json.chat_template")? {
+        return Ok(Some(text));
+    }
+    if metadata.contains(KEY) {
+        return Ok(metadata.opt::<&str>(KEY)?);
+    }
+    for i in 0.. {
+        match metadata.opt::<&str>(&format!("{KEY}.{i}.name"))? {
+            None => break,
+            Some("default") => return Ok(metadata.opt(&format!("{KEY}.{i}.template"))?),
+            Some(_) => {}
+        }
+    }
+    Ok(None)
+}

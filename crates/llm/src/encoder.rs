@@ -1,0 +1,231 @@
+//! Running an encoder over many texts at once, without padding.
+//!
+//! Sequences are packed one after the other into runs of about [`PACK`] tokens, so that short and
+//! long texts share a run and no work is done for padding. What is computed for a sequence depends
+//! on it alone, so packing changes no bit of a result.
+
+use std::sync::Arc;
+
+use cyb_exec::{Executor, MemoryUse, Running, StepTime};
+use cyb_models::{EncoderInfo, inputs};
+
+use crate::{Cancel, Error};
+
+/// Tokens of a run: enough that reading the weights costs little, few enough that activations stay
+/// in the cache. A longer sequence has a run of its own.
+const PACK: usize = 1024;
+
+/// A tokenized text or pair of texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sequence {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) types: Vec<u32>,
+}
+
+/// What a graph gives for one sequence. Outputs that were not asked for, or that the model does not
+/// have, are empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outputs<'a> {
+    /// `[tokens, hidden]`
+    pub(crate) hidden: &'a [f32],
+    /// `[hidden]`
+    pub(crate) pooled: &'a [f32],
+    /// `[labels]` or `[tokens, labels]`
+    pub(crate) logits: &'a [f32],
+}
+
+/// Which outputs are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) hidden: bool,
+    pub(crate) pooled: bool,
+    pub(crate) logits: bool,
+}
+
+/// An encoder's started executor.
+#[derive(Debug)]
+pub(crate) struct EncoderRunner {
+    running: Running,
+    inputs: Vec<(usize, Port)>,
+    outputs: [Option<usize>; 3],
+    symbols: [Option<usize>; 3],
+    bound: Vec<usize>,
+    /// The largest sizes that there is memory for.
+    limits: [usize; 3],
+    copied: [Vec<f32>; 3],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Port {
+    Tokens,
+    Positions,
+    TokenTypes,
+    Bounds,
+    Firsts,
+}
+
+const PORTS: [(&str, Port); 5] = [
+    (inputs::TOKENS, Port::Tokens),
+    (inputs::POSITIONS, Port::Positions),
+    (inputs::TOKEN_TYPES, Port::TokenTypes),
+    (inputs::BOUNDS, Port::Bounds),
+    (inputs::FIRSTS, Port::Firsts),
+];
+const OUTPUTS: [&str; 3] = [inputs::LAST_HIDDEN_STATE, inputs::POOLER_OUTPUT, inputs::LOGITS];
+/// Tokens, bounds, sequences.
+const SYMBOLS: [&str; 3] = ["T", "B", "R"];
+
+impl EncoderRunner {
+    pub(crate) fn new(executor: &Arc<Executor>) -> Result<EncoderRunner, Error> {
+        let inputs = executor.inputs().enumerate().filter_map(|(i, (name, _))| {
+            let port = PORTS.iter().find(|(known, _)| *known == name)?;
+            Some((i, port.1))
+        });
+        let inputs = inputs.collect();
+        let outputs = OUTPUTS.map(|name| executor.outputs().position(|(n, _)| n == name));
+        let symbols = SYMBOLS.map(|name| executor.symbols().index(name));
+        let limits = [1, 2, 1];
+        let mut bound = vec![1; executor.symbols().len()];
+        set(&mut bound, symbols, limits);
+        let running = executor.start(&bound)?;
+        Ok(EncoderRunner {
+            running,
+            inputs,
+            outputs,
+            symbols,
+            bound,
+            limits,
+            copied: Default::default(),
+        })
+    }
+
+    pub(crate) fn memory(&self) -> MemoryUse {
+        self.running.memory()
+    }
+
+    pub(crate) fn times(&self) -> Vec<(&'static str, StepTime)> {
+        self.running.times()
+    }
+
+    /// Computes sequences and hands each one's outputs to `sink` with its number. None is empty.
+    pub(crate) fn run(
+        &mut self,
+        sequences: &[Sequence],
+        info: &EncoderInfo,
+        wanted: Wanted,
+        cancel: &Cancel,
+        sink: &mut dyn FnMut(usize, Outputs<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut first = 0;
+        while first < sequences.len() {
+            if cancel.is_set() {
+                return Err(Error::Interrupted);
+            }
+            let mut tokens = 0;
+            let fits = |s: &&Sequence| {
+                tokens += s.ids.len();
+                tokens <= PACK
+            };
+            let count = sequences[first..].iter().take_while(fits).count().max(1);
+            let pack = &sequences[first..first + count];
+            self.compute(pack, info, wanted)?;
+            let total: usize = pack.iter().map(|s| s.ids.len()).sum();
+            let mut at = 0;
+            for (i, sequence) in pack.iter().enumerate() {
+                let tokens = at..at + sequence.ids.len();
+                let rows = |values: &'_ [f32]| -> std::ops::Range<usize> {
+                    // An output has a row for each token or for each sequence.
+                    let per_token = values.len() / total.max(1);
+                    tokens.start * per_token..tokens.end * per_token
+                };
+                let one = |values: &'_ [f32]| -> std::ops::Range<usize> {
+                    let width = values.len() / count;
+                    i * width..(i + 1) * width
+                };
+                let [hidden, pooled, logits] = &self.copied;
+                let logits_of = match info.head {
+                    cyb_models::Head::Token | cyb_models::Head::MaskedLm => rows(logits),
+                    cyb_models::Head::Sequence | cyb_models::Head::None => one(logits),
+                };
+                sink(
+                    first + i,
+                    Outputs {
+                        hidden: &hidden[rows(hidden)],
+                        pooled: &pooled[one(pooled)],
+                        logits: &logits[logits_of],
+                    },
+                )?;
+                at = tokens.end;
+            }
+            first += count;
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &mut self,
+        pack: &[Sequence],
+        info: &EncoderInfo,
+        wanted: Wanted,
+    ) -> Result<(), Error> {
+        let tokens: usize = pack.iter().map(|s| s.ids.len()).sum();
+        let sizes = [tokens, pack.len() + 1, pack.len()];
+        let limits = [0, 1, 2].map(|i| self.limits[i].max(sizes[i]));
+        if limits != self.limits {
+            set(&mut self.bound, self.symbols, limits);
+            self.running.resize(&self.bound)?;
+            self.limits = limits;
+        }
+        set(&mut self.bound, self.symbols, sizes);
+        self.running.bind(&self.bound)?;
+        let starts = || {
+            pack.iter().scan(0u32, |at, s| {
+                let start = *at;
+                *at += s.ids.len() as u32;
+                Some(start)
+            })
+        };
+        for &(index, port) in &self.inputs {
+            self.running.input(index, &mut |bytes| match port {
+                Port::Tokens => fill(bytes, pack.iter().flat_map(|s| s.ids.iter().copied())),
+                Port::TokenTypes => fill(bytes, pack.iter().flat_map(|s| s.types.iter().copied())),
+                Port::Positions => {
+                    let begin = info.first_position as u32;
+                    fill(
+                        bytes,
+                        pack.iter().flat_map(|s| (0..s.ids.len() as u32).map(|i| begin + i)),
+                    );
+                }
+                Port::Bounds => fill(bytes, starts().chain([tokens as u32])),
+                Port::Firsts => fill(bytes, starts()),
+            });
+        }
+        self.running.run()?;
+        let wanted = [wanted.hidden, wanted.pooled, wanted.logits];
+        for ((output, copied), wanted) in self.outputs.iter().zip(&mut self.copied).zip(wanted) {
+            copied.clear();
+            if let (Some(index), true) = (output, wanted) {
+                let bytes = self.running.output(*index)?;
+                copied.extend(
+                    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set(bound: &mut [usize], symbols: [Option<usize>; 3], sizes: [usize; 3]) {
+    for (symbol, size) in symbols.into_iter().zip(sizes) {
+        if let Some(place) = symbol.and_then(|index| bound.get_mut(index)) {
+            *place = size;
+        }
+    }
+}
+
+/// Writes 32-bit integers.
+fn fill(bytes: &mut [u8], values: impl Iterator<Item = u32>) {
+    for (place, value) in bytes.chunks_exact_mut(4).zip(values) {
+        place.copy_from_slice(&value.to_ne_bytes());
+    }
+}

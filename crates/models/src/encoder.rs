@@ -1,0 +1,457 @@
+//! The vocabulary in which encoder families are written: embeddings, projections, norms, attention
+//! in both directions, heads.
+//!
+//! An encoder's graph serves any number of sequences at once, packed one after the other: T tokens
+//! come in with their positions and token types, and the bounds of R sequences; there is no padding.
+//! [`crate::inputs`] names the inputs.
+
+use cyb_formats::Value;
+use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
+use cyb_jets::{
+    ADD, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_PACKED, SILU, TANH,
+};
+use cyb_tensor::{DType, Dim};
+
+use crate::decoder::RopeTable;
+use crate::keys::Keys;
+use crate::registry::Source;
+use crate::rope::Rope;
+use crate::weights::Weights;
+use crate::{Family, ModelError, Summary, TextModel, inputs};
+
+pub(crate) type Built = Result<ValueId, ModelError>;
+
+/// What an encoder is asked for beyond its hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Nothing: hidden states, and the pooler's output where the model has one.
+    None,
+    /// `logits [R, labels]`.
+    Sequence,
+    /// `logits [T, labels]`.
+    Token,
+    /// `logits [T, vocabulary]`.
+    MaskedLm,
+}
+
+/// How logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// One label holds.
+    Softmax,
+    /// Each label holds or not.
+    Sigmoid,
+    /// The logits are the scores.
+    Plain,
+}
+
+/// How an encoder is driven.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderInfo {
+    pub head: Head,
+    /// Names of the head's labels, in the order of its logits; none without such a head.
+    pub labels: Vec<String>,
+    pub scores: Scores,
+    /// The position of a sequence's first token.
+    pub first_position: usize,
+    /// Kinds of token types; 0 where the model has no such input.
+    pub token_types: usize,
+}
+
+/// Activation of a feed-forward or a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activation {
+    GeluErf,
+    GeluTanh,
+    GeluQuick,
+    Relu,
+    Silu,
+    Tanh,
+}
+
+impl Activation {
+    /// The activation that a key names; `otherwise` where it is absent.
+    pub(crate) fn read(
+        keys: &Keys,
+        name: &str,
+        otherwise: Activation,
+    ) -> Result<Activation, ModelError> {
+        Ok(match keys.opt::<&str>(name)? {
+            None => otherwise,
+            Some("gelu" | "gelu_python") => Activation::GeluErf,
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh") => {
+                Activation::GeluTanh
+            }
+            Some("quick_gelu") => Activation::GeluQuick,
+            Some("relu") => Activation::Relu,
+            Some("silu" | "swish") => Activation::Silu,
+            Some("tanh") => Activation::Tanh,
+            Some(_) => {
+                let want = "gelu, gelu_new, quick_gelu, relu, silu and tanh are known".to_owned();
+                return Err(keys.wrong(name, want));
+            }
+        })
+    }
+}
+
+/// Sizes that every encoder has.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sizes {
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) num_hidden_layers: usize,
+    pub(crate) num_attention_heads: usize,
+    pub(crate) head_dim: usize,
+    /// Tokens of the longest sequence.
+    pub(crate) context_length: usize,
+}
+
+/// An encoder's graph while it is built.
+pub(crate) struct Encoder<'a> {
+    pub(crate) b: Builder,
+    pub(crate) weights: Weights<'a>,
+    tokens: ValueId,
+    bounds: ValueId,
+    pub(crate) positions: Option<ValueId>,
+    token_types: Option<ValueId>,
+    firsts: Option<ValueId>,
+}
+
+impl<'a> Encoder<'a> {
+    pub(crate) fn new(weights: Weights<'a>) -> Encoder<'a> {
+        let mut b = Builder::new();
+        let tokens = input(&mut b, inputs::TOKENS, "T");
+        let bounds = input(&mut b, inputs::BOUNDS, "B");
+        Encoder { b, weights, tokens, bounds, positions: None, token_types: None, firsts: None }
+    }
+
+    fn jet(&mut self, jet: &'static Jet, attrs: Attrs, inputs: &[ValueId]) -> Built {
+        Ok(self.b.jet(jet, attrs, inputs)?)
+    }
+
+    /// The position of each token: `[T]`.
+    pub(crate) fn positions(&mut self) -> ValueId {
+        let b = &mut self.b;
+        *self.positions.get_or_insert_with(|| input(b, inputs::POSITIONS, "T"))
+    }
+
+    /// Rows of a table by token id: `[T, width]`.
+    pub(crate) fn embed_tokens(&mut self, name: &str, shape: [usize; 2]) -> Built {
+        let tokens = self.tokens;
+        self.embed(name, shape, tokens)
+    }
+
+    /// Rows of a table by position: `[T, width]`.
+    pub(crate) fn embed_positions(&mut self, name: &str, shape: [usize; 2]) -> Built {
+        let positions = self.positions();
+        self.embed(name, shape, positions)
+    }
+
+    /// Rows of a table by token type: `[T, width]`.
+    pub(crate) fn embed_token_types(&mut self, name: &str, shape: [usize; 2]) -> Built {
+        let b = &mut self.b;
+        let types = *self.token_types.get_or_insert_with(|| input(b, inputs::TOKEN_TYPES, "T"));
+        self.embed(name, shape, types)
+    }
+
+    fn embed(&mut self, name: &str, shape: [usize; 2], ids: ValueId) -> Built {
+        self.b.set_label(name);
+        let table = self.weights.value(&mut self.b, name, &shape)?;
+        self.jet(&EMBEDDING, Attrs::new(), &[table, ids])
+    }
+
+    /// The first token of each sequence: `[R, width]`.
+    pub(crate) fn firsts(&mut self, x: ValueId) -> Built {
+        let b = &mut self.b;
+        let firsts = *self.firsts.get_or_insert_with(|| input(b, inputs::FIRSTS, "R"));
+        self.b.set_label("firsts");
+        self.jet(&EMBEDDING, Attrs::new(), &[x, firsts])
+    }
+
+    /// `a + b`.
+    pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> Built {
+        self.b.set_label("residual");
+        self.jet(&ADD, Attrs::new(), &[a, b])
+    }
+
+    /// The length of the last axis, which every activation of an encoder knows.
+    fn width(&self, x: ValueId) -> Result<usize, ModelError> {
+        let axis = self.b.last_axis(x)?;
+        self.b.dim(x, axis)?.known().ok_or_else(|| {
+            ModelError::Graph(cyb_ir::IrError::Operand {
+                op: "width".into(),
+                facts: self.b.fact(x).to_string(),
+                why: "the width must be known".into(),
+            })
+        })
+    }
+
+    /// `x · wᵀ + bias`, with the bias where the file has one: `[..., out]`.
+    pub(crate) fn linear(&mut self, x: ValueId, name: &str, out: usize) -> Built {
+        self.b.set_label(name);
+        let width = self.width(x)?;
+        let weight = self.weights.value(&mut self.b, &format!("{name}.weight"), &[out, width])?;
+        let bias = format!("{name}.bias");
+        if self.weights.has(&bias) {
+            let bias = self.weights.value(&mut self.b, &bias, &[out])?;
+            return self.jet(&LINEAR, Attrs::new(), &[x, weight, bias]);
+        }
+        self.jet(&LINEAR, Attrs::new(), &[x, weight])
+    }
+
+    /// The product with a table of embeddings, and a bias: `[..., rows]`.
+    pub(crate) fn unembed(&mut self, x: ValueId, table: &str, rows: usize, bias: &str) -> Built {
+        self.b.set_label(table);
+        let width = self.width(x)?;
+        let weight = self.weights.value(&mut self.b, table, &[rows, width])?;
+        let bias = self.weights.value(&mut self.b, bias, &[rows])?;
+        self.jet(&LINEAR, Attrs::new(), &[x, weight, bias])
+    }
+
+    /// Layer norm over the last axis. Checkpoints of 2019 call its vectors gamma and beta.
+    pub(crate) fn layer_norm(&mut self, x: ValueId, name: &str, eps: f32) -> Built {
+        self.b.set_label(name);
+        let width = self.width(x)?;
+        let old = self.weights.has(&format!("{name}.gamma"));
+        let (weight, bias) = if old { ("gamma", "beta") } else { ("weight", "bias") };
+        let weight = self.weights.value(&mut self.b, &format!("{name}.{weight}"), &[width])?;
+        let bias = format!("{name}.{bias}");
+        let mut given = vec![x, weight];
+        if self.weights.has(&bias) {
+            given.push(self.weights.value(&mut self.b, &bias, &[width])?);
+        }
+        self.jet(&LAYERNORM, Attrs::new().with("eps", eps), &given)
+    }
+
+    /// Root-mean-square norm over the last axis.
+    pub(crate) fn rms_norm(&mut self, x: ValueId, name: &str, eps: f32) -> Built {
+        self.b.set_label(name);
+        let width = self.width(x)?;
+        let weight = self.weights.value(&mut self.b, &format!("{name}.weight"), &[width])?;
+        self.jet(&RMSNORM, Attrs::new().with("eps", eps), &[x, weight])
+    }
+
+    /// `a * b`.
+    pub(crate) fn mul(&mut self, a: ValueId, b: ValueId) -> Built {
+        self.jet(&MUL, Attrs::new(), &[a, b])
+    }
+
+    pub(crate) fn activate(&mut self, x: ValueId, activation: Activation) -> Built {
+        let gelu = |form: &str| (&GELU, Attrs::new().with("approximate", form));
+        let (jet, attrs) = match activation {
+            Activation::GeluErf => gelu("none"),
+            Activation::GeluTanh => gelu("tanh"),
+            Activation::GeluQuick => gelu("quick"),
+            Activation::Relu => (&RELU, Attrs::new()),
+            Activation::Silu => (&SILU, Attrs::new()),
+            Activation::Tanh => (&TANH, Attrs::new()),
+        };
+        self.jet(jet, attrs, &[x])
+    }
+
+    /// Splits `[T, heads * head_dim]` into heads: `[T, heads, head_dim]`.
+    pub(crate) fn heads(&mut self, x: ValueId, heads: usize) -> Built {
+        let width = self.width(x)?;
+        let tokens = self.b.dim(x, 0)?;
+        Ok(self.b.reshape(x, [tokens, heads.into(), (width / heads).into()])?)
+    }
+
+    /// Splits `[T, 3 * heads * head_dim]` into queries, keys and values: `[T, heads, head_dim]`.
+    pub(crate) fn split_heads(
+        &mut self,
+        x: ValueId,
+        heads: usize,
+    ) -> Result<[ValueId; 3], ModelError> {
+        let width = self.width(x)? / 3;
+        let mut parts = [x; 3];
+        for (i, part) in parts.iter_mut().enumerate() {
+            let columns = self.b.slice(x, 1, i * width, width)?;
+            *part = self.heads(columns, heads)?;
+        }
+        Ok(parts)
+    }
+
+    /// `activation(x) * gate` of the halves of `[T, 2 * width]`.
+    pub(crate) fn gated(&mut self, x: ValueId, activation: Activation) -> Built {
+        let width = self.width(x)? / 2;
+        let (x, gate) = (self.b.slice(x, 1, 0, width)?, self.b.slice(x, 1, width, width)?);
+        let x = self.activate(x, activation)?;
+        self.mul(x, gate)
+    }
+
+    /// The rotary embedding for sequences of up to `length` tokens, shared by the layers.
+    pub(crate) fn rope_table(
+        &mut self,
+        rope: &Rope,
+        length: usize,
+    ) -> Result<RopeTable, ModelError> {
+        RopeTable::new(&mut self.b, rope, length)
+    }
+
+    /// Turns queries or keys `[T, heads, head_dim]` by their positions.
+    pub(crate) fn rope(&mut self, x: ValueId, table: &RopeTable) -> Built {
+        let positions = self.positions();
+        table.turn(&mut self.b, x, positions)
+    }
+
+    /// Every token attends to all tokens of its sequence, or to those at most `window` away:
+    /// `[T, heads, head_dim]` three times to `[T, heads * head_dim]`.
+    pub(crate) fn attention(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        scale: f64,
+        window: Option<usize>,
+    ) -> Built {
+        let attrs = Attrs::new().with("scale", scale).with("window", window.unwrap_or(0));
+        self.attend(attrs, &[q, k, v, self.bounds])
+    }
+
+    /// As [`Encoder::attention`] without a window, with `bias [heads, W]` added to scores by the
+    /// distance of key and query.
+    pub(crate) fn attention_with_bias(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        scale: f64,
+        bias: ValueId,
+    ) -> Built {
+        let attrs = Attrs::new().with("scale", scale).with("window", 0usize);
+        self.attend(attrs, &[q, k, v, self.bounds, bias])
+    }
+
+    fn attend(&mut self, attrs: Attrs, given: &[ValueId]) -> Built {
+        let y = self.jet(&SDPA_PACKED, attrs, given)?; // [T, heads, head_dim]
+        let [tokens, heads, width] = [0, 1, 2].map(|axis| self.b.dim(y, axis));
+        Ok(self.b.reshape(y, [tokens?, heads? * width?])?)
+    }
+
+    pub(crate) fn output(&mut self, name: &str, x: ValueId) {
+        self.b.output(name, x);
+    }
+
+    fn finish(self) -> (Graph, Weights<'a>) {
+        (self.b.finish(), self.weights)
+    }
+}
+
+fn input(b: &mut Builder, name: &str, symbol: &str) -> ValueId {
+    b.input(name, Fact::new(DType::I32, [Dim::symbol(symbol)]))
+}
+
+impl<'f> Source<'f> {
+    /// Builds an encoder. `part` says of a tensor's name whether it belongs to what the hidden
+    /// states are computed from; such a tensor without use is an error.
+    pub(crate) fn encoder(
+        self,
+        sizes: &Sizes,
+        info: EncoderInfo,
+        part: fn(&str) -> bool,
+        graph: impl FnOnce(&mut Encoder<'f>) -> Result<(), ModelError>,
+    ) -> Result<TextModel, ModelError> {
+        let family: &'static Family = self.family;
+        let mut warnings = self.keys.finish(family.name)?;
+        let parameters = self.weights.parameters();
+        let mut encoder = Encoder::new(self.weights);
+        graph(&mut encoder)?;
+        let (graph, weights) = encoder.finish();
+        warnings.extend(weights.finish(family.name, part)?);
+        if cfg!(debug_assertions) {
+            cyb_ir::verify(&graph)?;
+        }
+        let summary = Summary {
+            vocab_size: sizes.vocab_size,
+            hidden_size: sizes.hidden_size,
+            num_hidden_layers: sizes.num_hidden_layers,
+            num_attention_heads: sizes.num_attention_heads,
+            num_key_value_heads: sizes.num_attention_heads,
+            head_dim: sizes.head_dim,
+            context_length: sizes.context_length,
+            parameters,
+        };
+        Ok(TextModel { family, summary, graph, warnings, encoder: Some(info) })
+    }
+}
+
+/// The head that `architectures` names: what follows `For` in a class of transformers.
+pub(crate) fn head(keys: &Keys) -> Result<Head, ModelError> {
+    const KEY: &str = "architectures";
+    let name = match keys.value(KEY) {
+        None => return Ok(Head::None),
+        Some(Value::Array(list)) => match list.get(0) {
+            Some(Value::String(name)) => name,
+            _ => return Ok(Head::None),
+        },
+        Some(_) => return Err(keys.wrong(KEY, "it must be a list of names".into())),
+    };
+    match name.split_once("For").map(|(_, head)| head) {
+        // The heads of pre-training are of no use afterwards.
+        None | Some("PreTraining") => Ok(Head::None),
+        Some("SequenceClassification") => Ok(Head::Sequence),
+        Some("TokenClassification") => Ok(Head::Token),
+        Some("MaskedLM") => Ok(Head::MaskedLm),
+        Some(other) => {
+            let want = format!(
+                "{:?} names a head {:?}, which is not supported; SequenceClassification, \
+                 TokenClassification, MaskedLM and models without a head are",
+                name.chars().take(64).collect::<String>(),
+                other.chars().take(64).collect::<String>()
+            );
+            Err(keys.wrong(KEY, want))
+        }
+    }
+}
+
+/// Names of the labels: `id2label`, else as many as `num_labels` says, else two.
+pub(crate) fn labels(keys: &Keys) -> Result<Vec<String>, ModelError> {
+    let stated = keys.opt_size("num_labels")?;
+    keys.harmless(&["_num_labels", "num_choices"]);
+    keys.harmless_under("id2label");
+    keys.harmless_under("label2id");
+    let mut labels = Vec::new();
+    while let Some(label) = keys.opt::<&str>(&format!("id2label.{}", labels.len()))? {
+        labels.push(label.to_owned());
+    }
+    if labels.is_empty() {
+        const MOST: usize = 1 << 16;
+        let n = stated.unwrap_or(2);
+        if n > MOST {
+            return Err(keys.wrong("num_labels", format!("at most {MOST} are supported")));
+        }
+        labels.extend((0..n).map(|i| format!("LABEL_{i}")));
+    }
+    Ok(labels)
+}
+
+/// How the scores of `labels` labels are made, as the pipelines of transformers and the
+/// cross-encoders of sentence-transformers do.
+pub(crate) fn scores(keys: &Keys, labels: usize) -> Result<Scores, ModelError> {
+    let problem = keys.opt::<&str>("problem_type")?;
+    // transformers, sentence-transformers 4 and 5, and sentence-transformers before.
+    let named = [
+        keys.opt::<&str>("function_to_apply")?,
+        keys.opt::<&str>("sentence_transformers.activation_fn")?,
+        keys.opt::<&str>("sbert_ce_default_activation_function")?,
+    ];
+    keys.harmless(&["sentence_transformers.version"]);
+    if let Some(name) = named.into_iter().flatten().next() {
+        return match name.rsplit('.').next().unwrap_or(name) {
+            "Sigmoid" | "sigmoid" => Ok(Scores::Sigmoid),
+            "Softmax" | "softmax" => Ok(Scores::Softmax),
+            "Identity" | "none" => Ok(Scores::Plain),
+            _ => {
+                let want = format!("the activation {name:?} of scores is not known");
+                Err(keys.wrong("function_to_apply", want))
+            }
+        };
+    }
+    match (problem, labels) {
+        (Some("multi_label_classification"), _) | (None, 1) => Ok(Scores::Sigmoid),
+        (Some("single_label_classification") | None, _) => Ok(Scores::Softmax),
+        (Some("regression"), _) => Ok(Scores::Plain),
+        (Some(_), _) => {
+            let want = "regression, single_label_classification and multi_label_classification \
+                        are known"
+                .to_owned();
+            Err(keys.wrong("problem_type", want))
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! EuroBERT: a Llama that looks in both directions.
+//!
+//! Paper: <https://arxiv.org/abs/2503.05500>. Reference: `EuroBertModel` and its heads in Hugging Face
+//! transformers.
+
+use cyb_ir::ValueId;
+
+use crate::config_json;
+use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, Sizes};
+use crate::registry::{Sampling, Source};
+use crate::rope::Rope;
+use crate::{Family, ModelError, Template, inputs};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "eurobert",
+    names: &["eurobert"],
+    template: Template::TextEncoder,
+    sampling: Sampling::PLAIN,
+    build: |source| {
+        let config = Config::read(&source)?;
+        let labelled = config.head == Head::Token;
+        let info = EncoderInfo {
+            head: config.head,
+            labels: if labelled { config.labels.clone() } else { Vec::new() },
+            scores: encoder::Scores::Softmax,
+            first_position: 0,
+            token_types: 0,
+        };
+        source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
+    },
+};
+
+/// What a EuroBERT is made of.
+#[derive(Clone, Debug, PartialEq)]
+struct Config {
+    sizes: Sizes,
+    num_key_value_heads: usize,
+    intermediate_size: usize,
+    activation: Activation,
+    rms_norm_eps: f32,
+    rope: Rope,
+    head: Head,
+    labels: Vec<String>,
+    prefix: &'static str,
+}
+
+impl Config {
+    fn read(source: &Source) -> Result<Config, ModelError> {
+        source.needs_config_json()?;
+        let keys = &source.keys;
+        let hidden_size = keys.size("hidden_size")?;
+        let heads = keys.size("num_attention_heads")?;
+        let kv_heads = keys.opt_size("num_key_value_heads")?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let want = format!("it must divide the {heads} query heads");
+            return Err(keys.wrong("num_key_value_heads", want));
+        }
+        let head_dim = match keys.opt_size("head_dim")? {
+            Some(n) => n,
+            None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+            None => {
+                let want = format!("it must divide the width {hidden_size}");
+                return Err(keys.wrong("num_attention_heads", want));
+            }
+        };
+        let context_length = keys.size("max_position_embeddings")?;
+        let head = encoder::head(keys)?;
+        if head == Head::Sequence {
+            let want = "classifying whole texts with this family is not supported".to_owned();
+            return Err(keys.wrong("architectures", want));
+        }
+        // A bias is used wherever the file has one.
+        keys.harmless(&[
+            "attention_bias",
+            "classifier_pooling",
+            "clf_pooling",
+            "mlp_bias",
+            "tie_word_embeddings",
+        ]);
+        let based = source.weights.has("model.embed_tokens.weight");
+        Ok(Config {
+            sizes: Sizes {
+                vocab_size: keys.size("vocab_size")?,
+                hidden_size,
+                num_hidden_layers: keys.size("num_hidden_layers")?,
+                num_attention_heads: heads,
+                head_dim,
+                context_length,
+            },
+            num_key_value_heads: kv_heads,
+            intermediate_size: keys.size("intermediate_size")?,
+            activation: Activation::read(keys, "hidden_act", Activation::Silu)?,
+            rms_norm_eps: keys.opt_positive("rms_norm_eps")?.unwrap_or(1e-5),
+            rope: config_json::rope(keys, head_dim, context_length, None, 250_000.0)?,
+            head,
+            labels: encoder::labels(keys)?,
+            prefix: if based { "model." } else { "" },
+        })
+    }
+}
+
+fn is_part(name: &str) -> bool {
+    let part = ["layers.", "embed_tokens", "norm."].iter().any(|part| name.contains(part));
+    part && !name.ends_with("inv_freq")
+}
+
+fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
+    let &Sizes {
+        vocab_size,
+        hidden_size,
+        num_hidden_layers,
+        num_attention_heads,
+        head_dim,
+        context_length,
+    } = &config.sizes;
+    let eps = config.rms_norm_eps;
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let named = |name: &str| format!("{}{name}", config.prefix);
+    let rope = m.rope_table(&config.rope, context_length)?;
+    let table = named("embed_tokens.weight");
+
+    let mut x = m.embed_tokens(&table, [vocab_size, hidden_size])?; // [T, hidden]
+    for layer in 0..num_hidden_layers {
+        let own = |name: &str| named(&format!("layers.{layer}.{name}"));
+        let h = m.rms_norm(x, &own("input_layernorm"), eps)?;
+        let project = |m: &mut Encoder, name: &str, heads: usize| -> Result<ValueId, ModelError> {
+            let name = own(&format!("self_attn.{name}"));
+            let y = m.linear(h, &name, heads.saturating_mul(head_dim))?;
+            m.heads(y, heads) // [T, heads, head_dim]
+        };
+        let q = project(m, "q_proj", num_attention_heads)?;
+        let k = project(m, "k_proj", config.num_key_value_heads)?;
+        let v = project(m, "v_proj", config.num_key_value_heads)?;
+        let (q, k) = (m.rope(q, &rope)?, m.rope(k, &rope)?);
+        let a = m.attention([q, k, v], scale, None)?; // [T, heads * head_dim]
+        let o = m.linear(a, &own("self_attn.o_proj"), hidden_size)?;
+        x = m.add(x, o)?;
+
+        let h = m.rms_norm(x, &own("post_attention_layernorm"), eps)?;
+        let gate = m.linear(h, &own("mlp.gate_proj"), config.intermediate_size)?;
+        let gate = m.activate(gate, config.activation)?;
+        let up = m.linear(h, &own("mlp.up_proj"), config.intermediate_size)?;
+        let f = m.mul(gate, up)?;
+        let f = m.linear(f, &own("mlp.down_proj"), hidden_size)?;
+        x = m.add(x, f)?;
+    }
+    let x = m.rms_norm(x, &named("norm"), eps)?;
+    m.output(inputs::LAST_HIDDEN_STATE, x);
+    let logits = match config.head {
+        Head::None | Head::Sequence => return Ok(()),
+        Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
+        Head::MaskedLm => m.linear(x, "lm_head", vocab_size)?,          // [T, vocab]
+    };
+    m.output(inputs::LOGITS, logits);
+    Ok(())
+}
