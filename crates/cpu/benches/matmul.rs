@@ -208,7 +208,8 @@ fn main() {
             .map(|_| {
                 let rows = buffer.len() / 4096 / 16 * 16;
                 let bytes = &buffer[..rows * 4096];
-                PackedMatrix::pack(&mut memory, &team, DType::F8E5M2, rows, 4096, bytes).unwrap()
+                PackedMatrix::pack(&mut memory, &team, DType::F8E5M2, rows, 4096, bytes, &|_| ())
+                    .unwrap()
             })
             .collect();
         let read = seconds(|| {
@@ -256,7 +257,7 @@ fn measure(
     let bytes = weights(dtype, n * k);
     let mut memory = WeightMemory::new();
     let copies: Vec<PackedMatrix> = (0..(PASS_BYTES / bytes.len()).clamp(1, 400))
-        .map(|_| PackedMatrix::pack(&mut memory, team, dtype, n, k, &bytes).unwrap())
+        .map(|_| PackedMatrix::pack(&mut memory, team, dtype, n, k, &bytes, &|_| ()).unwrap())
         .collect();
     let x: Vec<f32> =
         random_bytes(11, 512 * k).into_iter().map(|b| f32::from(b) / 128.0 - 1.0).collect();

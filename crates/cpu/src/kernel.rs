@@ -62,7 +62,8 @@ impl Build<'_> {
         };
         let bytes = tensor.bytes().as_slice();
         let memory = &mut self.weights.memory;
-        let packed = PackedMatrix::pack(memory, self.team, tensor.dtype(), n, k, bytes)
+        let done = |part| tensor.bytes().release_range(part);
+        let packed = PackedMatrix::pack(memory, self.team, tensor.dtype(), n, k, bytes, &done)
             .map_err(|e| fail(e.to_string()))?;
         tensor.bytes().release();
         let packed = Arc::new(packed);

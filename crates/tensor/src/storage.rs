@@ -86,8 +86,13 @@ impl Bytes {
     /// Drops the resident pages of a mapped slice, once a backend has made its own copy. Owned
     /// bytes are unaffected.
     pub fn release(&self) {
+        self.release_range(0..self.len());
+    }
+
+    /// As [`release`](Bytes::release), for a part.
+    pub fn release_range(&self, part: std::ops::Range<usize>) {
         if let Source::Mapped { file, offset, len } = &self.0 {
-            file.release(*offset..*offset + *len);
+            file.release(*offset + part.start.min(*len)..*offset + part.end.min(*len));
         }
     }
 }

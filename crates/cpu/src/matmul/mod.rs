@@ -18,6 +18,7 @@ mod retile;
 mod tests;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
 use cyb_simd::{AnyIsa, Isa, SimdOp};
@@ -35,6 +36,9 @@ pub use output::{Epilogue, Output};
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
 const UNIT_BYTES: usize = 16 << 10;
+
+/// Weight bytes that are packed before their source is let go.
+const SLAB_BYTES: usize = 16 << 20;
 
 /// Why weights cannot be packed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -78,7 +82,8 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs `n` rows of `k` values in their native layout, on all workers of `team`.
+    /// Packs `n` rows of `k` values in their native layout, on all workers of `team`. `packed` is
+    /// told which bytes will not be read again, from time to time.
     ///
     /// # Errors
     /// A wrong number of bytes, an integer dtype, no memory.
@@ -89,6 +94,7 @@ impl PackedMatrix {
         n: usize,
         k: usize,
         bytes: &[u8],
+        packed: &dyn Fn(Range<usize>),
     ) -> Result<PackedMatrix, PackError> {
         let row_bytes = dtype.bytes_for(k).ok_or(PackError::Shape { dtype, n, k })?;
         let want = row_bytes.checked_mul(n).ok_or(PackError::Shape { dtype, n, k })?;
@@ -120,7 +126,8 @@ impl PackedMatrix {
         };
         let mut region = memory.region(len)?;
         if n > 0 && k > 0 {
-            fill(team, dtype, (n, k), &form, tile_bytes, bytes, region.as_mut_slice())?;
+            let out = region.as_mut_slice();
+            fill(team, dtype, (n, k), &form, tile_bytes, (bytes, packed), out)?;
         }
         Ok(PackedMatrix { dtype, n, k, form, tile_bytes, region })
     }
@@ -170,46 +177,56 @@ fn fill(
     (n, k): (usize, usize),
     form: &Form,
     tile_bytes: usize,
-    bytes: &[u8],
+    (bytes, packed): (&[u8], &dyn Fn(Range<usize>)),
     out: &mut [u8],
 ) -> Result<(), PackError> {
     let row_bytes = bytes.len() / n;
-    let counter = AtomicUsize::new(0);
     let zeros = vec![0; row_bytes];
     let tiles = n.div_ceil(ROWS);
     let out_len = out.len();
     let out = SharedMut { start: out.as_mut_ptr() };
     // A few hundred KiB of tiles as one unit.
     let tiles_per_unit = ((256 << 10) / tile_bytes).max(1);
-    team.run(|worker| {
-        let mut values = Vec::new();
-        for unit in worker.chunks(&counter, tiles.div_ceil(tiles_per_unit)) {
-            for tile in unit * tiles_per_unit..((unit + 1) * tiles_per_unit).min(tiles) {
-                let start = tile * tile_bytes;
-                let len = tile_bytes.min(out_len - start);
-                // SAFETY: tiles are disjoint parts of `out`, and each tile is one worker's.
-                let out = unsafe { std::slice::from_raw_parts_mut(out.at(start), len) };
-                let first = tile * ROWS;
-                let row = |r: usize| {
-                    let row = first + r;
-                    if row < n { &bytes[row * row_bytes..(row + 1) * row_bytes] } else { &zeros }
-                };
-                match form {
-                    Form::Tiles(plan) => {
-                        retile::tile(dtype, plan, &std::array::from_fn(row), k / BLOCK, out);
-                    }
-                    Form::Native { .. } => {
-                        out.copy_from_slice(&bytes[start..start + len]);
-                    }
-                    Form::F32 | Form::F16 | Form::Bf16 => {
-                        for r in 0..ROWS {
-                            float_row(dtype, row(r), r, k, &mut values, out);
+    let tiles_per_slab = (SLAB_BYTES / tile_bytes).max(1);
+    for first in (0..tiles).step_by(tiles_per_slab) {
+        let slab = first..(first + tiles_per_slab).min(tiles);
+        let counter = AtomicUsize::new(0);
+        team.run(|worker| {
+            let mut values = Vec::new();
+            for unit in worker.chunks(&counter, slab.len().div_ceil(tiles_per_unit)) {
+                let unit = slab.start + unit * tiles_per_unit;
+                for tile in unit..(unit + tiles_per_unit).min(slab.end) {
+                    let start = tile * tile_bytes;
+                    let len = tile_bytes.min(out_len - start);
+                    // SAFETY: tiles are disjoint parts of `out`, and each tile is one worker's.
+                    let out = unsafe { std::slice::from_raw_parts_mut(out.at(start), len) };
+                    let first = tile * ROWS;
+                    let row = |r: usize| {
+                        let row = first + r;
+                        if row < n {
+                            &bytes[row * row_bytes..(row + 1) * row_bytes]
+                        } else {
+                            &zeros
+                        }
+                    };
+                    match form {
+                        Form::Tiles(plan) => {
+                            retile::tile(dtype, plan, &std::array::from_fn(row), k / BLOCK, out);
+                        }
+                        Form::Native { .. } => {
+                            out.copy_from_slice(&bytes[start..start + len]);
+                        }
+                        Form::F32 | Form::F16 | Form::Bf16 => {
+                            for r in 0..ROWS {
+                                float_row(dtype, row(r), r, k, &mut values, out);
+                            }
                         }
                     }
                 }
             }
-        }
-    })?;
+        })?;
+        packed(first * ROWS * row_bytes..(slab.end * ROWS).min(n) * row_bytes);
+    }
     Ok(())
 }
 

@@ -83,7 +83,8 @@ impl Case {
         let mut memory = WeightMemory::new();
         let Case { n, k, .. } = *self;
         let packed =
-            PackedMatrix::pack(&mut memory, team, self.dtype, n, k, &self.weights).unwrap();
+            PackedMatrix::pack(&mut memory, team, self.dtype, n, k, &self.weights, &|_| ())
+                .unwrap();
         let m = rows.len();
         let x = &self.x[rows.start * k..rows.end * k];
         let mut out = vec![f32::NAN; m * n];
@@ -346,7 +347,7 @@ fn packed_weights_are_hardly_larger() {
         let (n, k) = (64, 1024);
         let bytes = vec![0; dtype.bytes_for(n * k).unwrap()];
         let mut memory = WeightMemory::new();
-        let packed = PackedMatrix::pack(&mut memory, &team, dtype, n, k, &bytes).unwrap();
+        let packed = PackedMatrix::pack(&mut memory, &team, dtype, n, k, &bytes, &|_| ()).unwrap();
         let limit = match dtype {
             // A byte of scale becomes two, a byte of element two.
             DType::MXFP4 => 1.06,
@@ -363,7 +364,7 @@ fn wrong_weights_are_errors() {
     let team = Team::new(1).unwrap();
     let mut memory = WeightMemory::new();
     let mut pack = |dtype, n, k, len| {
-        PackedMatrix::pack(&mut memory, &team, dtype, n, k, &vec![0; len]).map(|p| p.n())
+        PackedMatrix::pack(&mut memory, &team, dtype, n, k, &vec![0; len], &|_| ()).map(|p| p.n())
     };
     assert!(matches!(pack(DType::Q4_0, 2, 32, 35), Err(PackError::Length { want: 36, .. })));
     assert!(matches!(pack(DType::Q4_0, 2, 33, 36), Err(PackError::Shape { .. })));
