@@ -24,6 +24,12 @@ pub(crate) struct RawTensor {
     pub(crate) rank: usize,
 }
 
+impl RawTensor {
+    pub(crate) fn elements(&self) -> usize {
+        self.dims[..self.rank].iter().product()
+    }
+}
+
 /// Element types that a dtype stores as they are.
 ///
 /// # Safety

@@ -22,6 +22,12 @@ pub(crate) trait Kernel: Send + Sync + fmt::Debug {
         0
     }
 
+    /// Elements it makes, when each is so little work that a few thousand are made sooner by one
+    /// worker than by several that wait for each other; `None` when it always shares its work.
+    fn light(&self, _inputs: &[RawTensor], _outputs: &[RawTensor]) -> Option<usize> {
+        None
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String>;
 }
 

@@ -1,5 +1,6 @@
 //! Preparing a graph and running it.
 
+use std::cell::{Cell, UnsafeCell};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -20,6 +21,10 @@ use crate::buffer::Buffer;
 use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
 use crate::team::{Team, TeamError, Worker};
+
+/// Elements up to which a light step is one worker's: about what is computed while workers wait for
+/// each other.
+const LIGHT: usize = 6144;
 
 /// The CPU, with a team of threads and an instruction set chosen at run time.
 #[derive(Debug)]
@@ -310,6 +315,7 @@ impl Program for CpuProgram {
             offsets: Vec::new(),
             values: Vec::new(),
             operands: Vec::new(),
+            alone: Vec::new(),
             counters: (0..program.steps.len()).map(|_| Counter::default()).collect(),
             times: vec![StepTime::default(); program.steps.len()],
             program,
@@ -344,6 +350,8 @@ struct CpuSession {
     values: Vec<RawTensor>,
     /// The operands of every step, in the program's order.
     operands: Vec<RawTensor>,
+    /// Whether each step is one worker's alone under the present binding.
+    alone: Vec<bool>,
     counters: Vec<Counter>,
     times: Vec<StepTime>,
 }
@@ -371,6 +379,12 @@ impl CpuSession {
         }
         self.operands.clear();
         self.operands.extend(program.operands.iter().map(|&v| self.values[v]));
+        self.alone.clear();
+        self.alone.extend(program.steps.iter().map(|step| {
+            let inputs = &self.operands[step.inputs.clone()];
+            let outputs = &self.operands[step.outputs.clone()];
+            step.kernel.light(inputs, outputs).is_some_and(|n| n <= LIGHT)
+        }));
         Ok(())
     }
 
@@ -378,29 +392,27 @@ impl CpuSession {
         let program = self.program.clone();
         let failure: Mutex<Option<(usize, String)>> = Mutex::new(None);
         let failed = AtomicBool::new(false);
+        let ended = AtomicBool::new(false);
         let shared = Walk {
             program: &program,
             operands: &self.operands,
             bound: &self.bound,
             scratch: (self.scratch.at(0), self.scratch.len()),
             counters: &self.counters,
+            alone: &self.alone,
             times: self.times.as_mut_ptr(),
+            clock: UnsafeCell::new(Instant::now()),
             failure: &failure,
             failed: &failed,
+            ended: &ended,
         };
         match observer {
             None => {
-                let all = |worker: &Worker<'_>| {
-                    (0..program.steps.len()).all(|step| shared.step(step, worker));
-                };
-                program.team.run(all).map_err(team_error)?;
+                program.team.run(|worker| shared.all(worker)).map_err(team_error)?;
             }
             Some(observer) => {
                 for (i, step) in program.steps.iter().enumerate() {
-                    let one = |worker: &Worker<'_>| {
-                        shared.step(i, worker);
-                    };
-                    program.team.run(one).map_err(team_error)?;
+                    program.team.run(|worker| shared.one(i, worker)).map_err(team_error)?;
                     // SAFETY: no worker runs; the operands' memory lives as long as the session.
                     let bytes = |t: &RawTensor| unsafe {
                         std::slice::from_raw_parts(t.start.cast_const(), t.bytes)
@@ -434,20 +446,74 @@ struct Walk<'a> {
     bound: &'a [usize],
     scratch: (*mut u8, usize),
     counters: &'a [Counter],
+    alone: &'a [bool],
     times: *mut StepTime,
+    /// When the latest step ended.
+    clock: UnsafeCell<Instant>,
     failure: &'a Mutex<Option<(usize, String)>>,
     failed: &'a AtomicBool,
+    /// `failed` as it was at the last barrier, so that all workers see the same.
+    ended: &'a AtomicBool,
 }
 
-// SAFETY: operands and scratch are shared as kernels' `Io` demands; `times` is touched by worker 0
-// only.
+// SAFETY: operands and scratch are shared as kernels' `Io` demands; `times` and `clock` are touched
+// by the last worker at a barrier only.
 unsafe impl Sync for Walk<'_> {}
 
 impl Walk<'_> {
-    /// Runs one step on one worker and waits for the others; false when the walk must end.
-    fn step(&self, index: usize, worker: &Worker<'_>) -> bool {
+    /// Walks all steps. Light ones that follow a step are done by the last worker to finish that,
+    /// before any worker goes on.
+    fn all(&self, worker: &Worker<'_>) {
+        let steps = self.program.steps.len();
+        let mut next = self.light_from(0);
+        worker.barrier_then(|| self.run_light(0..next));
+        while next < steps && !self.ended.load(Ordering::Acquire) {
+            let step = next;
+            next = self.light_from(step + 1);
+            self.run(step, worker);
+            worker.barrier_then(|| {
+                self.finish(step);
+                self.run_light(step + 1..next);
+            });
+        }
+    }
+
+    /// Runs one step, whatever it is, on all workers.
+    fn one(&self, step: usize, worker: &Worker<'_>) {
+        self.run(step, worker);
+        worker.barrier_then(|| self.finish(step));
+    }
+
+    /// The first step from `step` on that is not light.
+    fn light_from(&self, step: usize) -> usize {
+        step + self.alone[step..].iter().take_while(|alone| **alone).count()
+    }
+
+    fn run_light(&self, steps: std::ops::Range<usize>) {
+        for step in steps {
+            if self.failed.load(Ordering::Acquire) {
+                break;
+            }
+            self.run(step, &Worker::solo());
+            self.finish(step);
+        }
+        self.ended.store(self.failed.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// What is left to do after a step, by one worker.
+    fn finish(&self, step: usize) {
+        self.counters[step].reset();
+        let now = Instant::now();
+        // SAFETY: one worker at a time comes here, and `times` has one entry per step.
+        let (time, clock) = unsafe { (&mut *self.times.add(step), &mut *self.clock.get()) };
+        time.calls += 1;
+        time.nanos += now.duration_since(*clock).as_nanos() as u64;
+        *clock = now;
+    }
+
+    /// This worker's part of a step. A failure or a panic of the kernel ends the walk.
+    fn run(&self, index: usize, worker: &Worker<'_>) {
         let step = &self.program.steps[index];
-        let begun = Instant::now();
         let io = Io {
             inputs: &self.operands[step.inputs.clone()],
             outputs: &self.operands[step.outputs.clone()],
@@ -455,29 +521,18 @@ impl Walk<'_> {
             worker,
             bound: self.bound,
             counters: &self.counters[index].0,
-            phase: std::cell::Cell::new(0),
+            phase: Cell::new(0),
         };
         // A kernel that panics must not leave the others waiting.
         let result = catch_unwind(AssertUnwindSafe(|| step.kernel.run(&io)));
         let why = match result {
-            Ok(Ok(())) => None,
-            Ok(Err(why)) => Some(why),
-            Err(panic) => Some(panic_text(panic.as_ref())),
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(panic) => panic_text(panic.as_ref()),
         };
-        if let Some(why) = why {
-            let mut slot = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.get_or_insert((index, why));
-            self.failed.store(true, Ordering::Release);
-        }
-        worker.barrier();
-        if worker.index == 0 {
-            self.counters[index].reset();
-            // SAFETY: only worker 0 comes here, and `times` has one entry per step.
-            let time = unsafe { &mut *self.times.add(index) };
-            time.calls += 1;
-            time.nanos += begun.elapsed().as_nanos() as u64;
-        }
-        !self.failed.load(Ordering::Acquire)
+        let mut slot = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.get_or_insert((index, why));
+        self.failed.store(true, Ordering::Release);
     }
 }
 

@@ -274,9 +274,16 @@ impl Worker<'_> {
     /// Returns when every worker of the run has called it as often; what they wrote before is
     /// visible after.
     pub fn barrier(&self) {
-        let Some(shared) = self.shared.filter(|s| s.count > 1) else { return };
+        self.barrier_then(|| {});
+    }
+
+    /// A barrier at which the last worker to arrive runs `between` before any goes on. `between`
+    /// must not panic.
+    pub fn barrier_then(&self, between: impl FnOnce()) {
+        let Some(shared) = self.shared.filter(|s| s.count > 1) else { return between() };
         let passed = shared.passed.0.load(Ordering::Acquire);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.count {
+            between();
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.passed.0.store(passed + 1, Ordering::Release);
             shared.signal();
@@ -385,6 +392,28 @@ mod tests {
         })
         .unwrap();
         assert_eq!(wrong.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_last_to_arrive_works_alone() {
+        const STEPS: usize = if cfg!(miri) { 5 } else { 500 };
+        for count in [1, 3] {
+            let team = Team::new(count).unwrap();
+            let total = AtomicUsize::new(0);
+            team.run(|w| {
+                for step in 0..STEPS {
+                    w.barrier_then(|| {
+                        // Not one operation: another worker in here would lose counts.
+                        let now = total.load(Ordering::Relaxed);
+                        std::hint::spin_loop();
+                        total.store(now + 1, Ordering::Relaxed);
+                    });
+                    assert_eq!(total.load(Ordering::Relaxed), step + 1);
+                    w.barrier();
+                }
+            })
+            .unwrap();
+        }
     }
 
     #[test]

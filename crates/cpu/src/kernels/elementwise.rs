@@ -5,7 +5,7 @@ use cyb_ir::{Atom, Op};
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
 
 use super::{all_f32, attrs_of};
-use crate::io::Io;
+use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[
@@ -97,6 +97,10 @@ struct BinaryKernel {
 }
 
 impl Kernel for BinaryKernel {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let (a, b) = (io.slice::<f32>(0), io.slice::<f32>(1));
         let out = io.output::<f32>(0);
@@ -167,6 +171,10 @@ struct UnaryKernel {
 }
 
 impl Kernel for UnaryKernel {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let x = io.slice::<f32>(0);
         let out = io.output::<f32>(0);
@@ -230,6 +238,10 @@ struct Softmax {
 }
 
 impl Kernel for Softmax {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let x = io.slice::<f32>(0);
         let width = io.dims(0).last().copied().unwrap_or(1);

@@ -5,7 +5,7 @@ use cyb_tensor::DType;
 
 use super::views::check_index;
 use super::{decode_row, decodes};
-use crate::io::Io;
+use crate::io::{Io, RawTensor};
 use crate::kernel::{Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[Row {
@@ -23,6 +23,10 @@ fn supports(call: &Call<'_>) -> bool {
 struct Embedding;
 
 impl Kernel for Embedding {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let (table, ids) = (io.bytes(0), io.slice::<i32>(1));
         let (rows, width) = (io.dims(0)[0], io.dims(0)[1]);

@@ -5,7 +5,7 @@ use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
 use super::views::check_index;
-use crate::io::Io;
+use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[Row { op: "kv_cache", name: "kv_cache_rows", supports, build }];
@@ -26,6 +26,10 @@ struct KvCache {
 }
 
 impl Kernel for KvCache {
+    fn light(&self, inputs: &[RawTensor], _outputs: &[RawTensor]) -> Option<usize> {
+        Some(inputs[2].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let (slots, new) = (io.slice::<i32>(1), io.slice::<f32>(2));
         let rows = io.dims(0)[0];

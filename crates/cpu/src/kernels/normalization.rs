@@ -4,7 +4,7 @@ use cyb_exec::ExecError;
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::{all_f32, attrs_of};
-use crate::io::Io;
+use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[
@@ -26,6 +26,10 @@ struct Normalize {
 }
 
 impl Kernel for Normalize {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let x = io.slice::<f32>(0);
         let width = io.dims(0).last().copied().unwrap_or(1);

@@ -29,6 +29,10 @@ struct Rope {
 }
 
 impl Kernel for Rope {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let (tokens, turned) = (limits[1].dims[0], limits[2].dims[0]);
         tokens * 2 * turned * size_of::<f32>()

@@ -5,7 +5,7 @@ use cyb_ir::{Atom, Op, Read, Write};
 use cyb_tensor::{Class, DType};
 
 use super::{decode_row, decodes};
-use crate::io::{Io, MAX_RANK};
+use crate::io::{Io, MAX_RANK, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[
@@ -107,6 +107,10 @@ impl CopyView {
 }
 
 impl Kernel for CopyView {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let (from, to) = (io.dims(0), io.out_dims(0));
         let size = io.inputs[0].dtype.layout().bytes;
@@ -156,6 +160,10 @@ fn is_row_gather(call: &Call<'_>) -> bool {
 struct GatherRows;
 
 impl Kernel for GatherRows {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let (table, index) = (io.bytes(0), io.slice::<i32>(1));
         let rows = io.dims(0)[0];
@@ -191,6 +199,10 @@ fn is_decode(call: &Call<'_>) -> bool {
 struct Decode;
 
 impl Kernel for Decode {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let t = &io.inputs[0];
         let layout = t.dtype.layout();
@@ -231,6 +243,10 @@ struct Concat {
 }
 
 impl Kernel for Concat {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         let to = io.out_dims(0);
         let size = io.inputs[0].dtype.layout().bytes;

@@ -27,12 +27,13 @@ pub(crate) static ROWS: &[Row] = &[Row { op: "sdpa_paged", name: "flash_paged", 
 /// Tokens of a tile.
 const TILE: usize = 16;
 /// Positions after which a query's softmax starts afresh, to be merged.
-const SPLIT: usize = 512;
+const SPLIT: usize = 256;
 /// Widest key.
 const MAX_KEY: usize = 512;
 /// Positions of a pool block that are handled together.
 const POSITIONS: usize = 32;
-/// Queries that are handled together where all see a whole block.
+const CACHE_LINE: usize = 64;
+/// Queries that are handled together where they see the same positions of a block.
 const QUERIES: usize = 4;
 
 fn supports(call: &Call<'_>) -> bool {
@@ -143,7 +144,8 @@ impl Kernel for Attention {
         let partials_at = self.workers * size;
         let tiles = call.tiles();
 
-        if !sizes.shares_splits(self.workers) {
+        let most = tiles.iter().map(|t| call.splits(t).end).max().unwrap_or(0);
+        if most == 1 || !sizes.shares_splits(self.workers) {
             io.each(tiles.count() * sizes.groups, |unit| {
                 let tile = tiles.get(unit / sizes.groups);
                 let group = unit % sizes.groups;
@@ -159,7 +161,6 @@ impl Kernel for Attention {
             });
             return Ok(());
         }
-        let most = tiles.iter().map(|t| call.splits(t).end).max().unwrap_or(0);
         let partial = sizes.partial();
         // Partials lie by token, head, split.
         io.each(tiles.count() * sizes.groups * most, |unit| {
@@ -215,23 +216,23 @@ struct Pool<'a> {
     dtype: DType,
     groups: usize,
     width: usize,
+    /// Bytes of a row.
+    stride: usize,
 }
 
 impl Pool<'_> {
     fn row(&self, slot: usize, group: usize) -> &[u8] {
-        let layout = self.dtype.layout();
-        let stride = self.width / layout.block * layout.bytes;
-        &self.bytes[(slot * self.groups + group) * stride..][..stride]
+        &self.bytes[(slot * self.groups + group) * self.stride..][..self.stride]
     }
 }
 
 impl<'a> PagedCall<'a> {
     fn new(kernel: &'a Attention, io: &Io<'a>, sizes: Sizes) -> Result<PagedCall<'a>, String> {
-        let pool = |i: usize| Pool {
-            bytes: io.bytes(i),
-            dtype: io.inputs[i].dtype,
-            groups: sizes.groups,
-            width: io.dims(i)[2],
+        let pool = |i: usize| {
+            let (dtype, width) = (io.inputs[i].dtype, io.dims(i)[2]);
+            let layout = dtype.layout();
+            let stride = width / layout.block * layout.bytes;
+            Pool { bytes: io.bytes(i), dtype, groups: sizes.groups, width, stride }
         };
         let (tables, rows, positions) =
             (io.slice::<i32>(3), io.slice::<i32>(4), io.slice::<i32>(5));
@@ -267,6 +268,28 @@ impl<'a> PagedCall<'a> {
             0 => 0,
             window => (self.position(token) + 1).saturating_sub(window),
         }
+    }
+
+    /// Asks for the keys and values of a group in the pool block at `start`.
+    #[inline(always)]
+    fn ask<S: Isa>(&self, s: S, token: usize, group: usize, start: usize, end: usize) {
+        if start >= end {
+            return;
+        }
+        let slot = self.slot(token, start);
+        for j in 0..POSITIONS.min(end - start) {
+            for pool in [&self.values, &self.keys] {
+                for line in pool.row(slot + j, group).chunks(CACHE_LINE) {
+                    s.prefetch(line.as_ptr());
+                }
+            }
+        }
+    }
+
+    /// The positions of the block at `start` that a token sees, counted from there.
+    fn seen(&self, token: usize, start: usize) -> std::ops::Range<usize> {
+        let end = (self.position(token) + 1).saturating_sub(start).min(POSITIONS);
+        self.begin(token).saturating_sub(start).min(end)..end
     }
 
     /// The splits that any token of a tile sees.
@@ -385,36 +408,32 @@ impl SimdOp for Attend<'_> {
             }
             let begin = call.begin(tile.first).max(split * SPLIT) / POSITIONS * POSITIONS;
             let end = (last + 1).min((split + 1) * SPLIT);
+            call.ask(s, tile.first, group, begin, end);
             for start in (begin..end).step_by(POSITIONS) {
+                // The next block arrives while this one is computed with.
+                call.ask(s, tile.first, group, start + POSITIONS, end);
                 load_block(s, call, tile.first, group, start, end, keys, values);
                 let block = Block { keys, values };
                 let mut q = 0;
                 while q < n {
-                    let sees_all = |q: usize| {
-                        let (first, position) = (call.begin(token(q)), call.position(token(q)));
-                        first <= start && start + POSITIONS <= position + 1
-                    };
-                    let together = q + QUERIES <= n && (q..q + QUERIES).all(sees_all);
-                    let count = if together { QUERIES } else { 1 };
-                    let (first, position) = (call.begin(token(q)), call.position(token(q)));
-                    if start <= position && start + POSITIONS > first {
+                    // Queries that see the same positions of the block go together.
+                    let seen = call.seen(token(q), start);
+                    let mut count = 1;
+                    while count < QUERIES
+                        && q + count < n
+                        && call.seen(token(q + count), start) == seen
+                    {
+                        count += 1;
+                    }
+                    if !seen.is_empty() {
                         let queries = &queries[q * sizes.key..][..count * sizes.key];
                         let weights = &mut weights[q * POSITIONS..][..count * POSITIONS];
                         let running = &mut running[q * partial..][..count * partial];
-                        if together {
-                            step::<S, QUERIES>(
-                                s,
-                                cap,
-                                queries,
-                                &block,
-                                0..POSITIONS,
-                                weights,
-                                running,
-                            );
-                        } else {
-                            let seen =
-                                first.saturating_sub(start)..(position + 1 - start).min(POSITIONS);
-                            step::<S, 1>(s, cap, queries, &block, seen, weights, running);
+                        match count {
+                            4 => step::<S, 4>(s, cap, queries, &block, seen, weights, running),
+                            3 => step::<S, 3>(s, cap, queries, &block, seen, weights, running),
+                            2 => step::<S, 2>(s, cap, queries, &block, seen, weights, running),
+                            _ => step::<S, 1>(s, cap, queries, &block, seen, weights, running),
                         }
                     }
                     q += count;

@@ -23,8 +23,8 @@ pub(super) fn clear(partial: &mut [f32]) {
     partial[value] = f32::NEG_INFINITY;
 }
 
-/// `N` queries over the positions `seen` of one block, which are all of them unless `N` is 1. Each
-/// query's sums run in the same order for every `N`.
+/// `N` queries over the positions `seen` of one block. Each query's sums run in the same order for
+/// every `N`.
 #[inline(always)]
 pub(super) fn step<S: Isa, const N: usize>(
     s: S,
