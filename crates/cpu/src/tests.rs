@@ -306,3 +306,43 @@ fn a_convolution_takes_its_activation() {
         &got,
     );
 }
+
+/// What a batch normalization does to a convolution goes into its weight and bias.
+#[test]
+fn a_convolution_takes_constants_of_its_channels() {
+    let mut b = cyb_ir::Builder::new();
+    let x = b.input("x", cyb_ir::Fact::new(DType::F32, [1, 4, 9, 7].map(Into::into)));
+    let mut random = Random(5);
+    let mut tensor = |shape: &[usize]| filled(DType::F32, shape, &Fill::Normal(0.5), &mut random);
+    let (w, bias) = (b.weight("w", tensor(&[6, 4, 3, 3])), b.weight("b", tensor(&[6])));
+    let attrs = cyb_ir::Attrs::new()
+        .with("strides", vec![1, 2])
+        .with("pads", vec![1, 0, 0, 1])
+        .with("dilations", vec![1, 1])
+        .with("groups", 1usize);
+    let mut y = b.jet(&cyb_jets::CONV, attrs, &[x, w, bias]).unwrap();
+    let constants = [[1, 6, 1, 1].as_slice(), &[6, 1, 1], &[1], &[6, 1, 1]];
+    let constants = constants.map(|shape| b.constant(tensor(shape)));
+    for (jet, c) in [&cyb_jets::SUB, &cyb_jets::MUL, &cyb_jets::MUL].into_iter().zip(constants) {
+        y = b.jet(jet, cyb_ir::Attrs::new(), &[y, c]).unwrap();
+    }
+    y = b.jet(&cyb_jets::ADD, cyb_ir::Attrs::new(), &[constants[3], y]).unwrap();
+    y = b.jet(&cyb_jets::RELU, cyb_ir::Attrs::new(), &[y]).unwrap();
+    b.output("y", y);
+    let graph = b.finish();
+    let input = filled(DType::F32, &[1, 4, 9, 7], &Fill::Normal(1.0), &mut Random(3));
+    let want = cyb_interp::Prepared::new(&graph)
+        .unwrap()
+        .run(&Bindings::new(), &[("x".to_owned(), input.clone())].into(), &mut [].into())
+        .unwrap();
+
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(team(2)));
+    let executor = Executor::prepare(graph, &[backend], PrepareOptions::default()).unwrap();
+    let executor = Arc::new(executor);
+    let steps: Vec<&str> = executor.steps().iter().map(|s| s.op).collect();
+    assert_eq!(steps, ["conv_activation"]);
+    let mut running = executor.start(&[]).unwrap();
+    running.input(0, &mut |bytes| bytes.copy_from_slice(input.bytes().as_slice()));
+    running.run().unwrap();
+    compare(&cyb_jets::CONV_ACTIVATION, "constants", &want["y"], running.output(0).unwrap());
+}

@@ -17,6 +17,7 @@ pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
         }),
     };
     vec![
+        Rule { name: "scaled convolution", apply: Box::new(fuse_conv::scaled) },
         // Before other rules take an activation away.
         rule("convolution and activation", fuse_conv::activated),
         // Before residuals: the product of a gated activation may take one as well.

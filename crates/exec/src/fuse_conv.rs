@@ -1,7 +1,8 @@
 //! Fusion of convolutions with what follows them.
 
-use cyb_ir::{Attrs, Graph, Node, NodeId, Op, ValueId};
-use cyb_jets::CONV_ACTIVATION;
+use cyb_ir::{Attrs, Graph, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
+use cyb_jets::{CONV, CONV_ACTIVATION};
+use cyb_tensor::{DType, Tensor};
 
 use crate::fuse::{Fused, jet_node, reads};
 
@@ -51,4 +52,68 @@ fn gated(graph: &Graph, a: ValueId, b: ValueId) -> Option<ValueId> {
         let sigmoid = jet_node(graph, s, "sigmoid")?;
         (sigmoid.inputs == [x] && reads(graph, s) == 1).then_some(x)
     })
+}
+
+/// A convolution scaled or shifted by constants for each channel, such as by a batch normalization,
+/// as a convolution with another weight and bias.
+pub(crate) fn scaled(graph: &Graph, id: NodeId) -> Outcome {
+    absorbed(graph, id).map_or(Outcome::NoMatch, Outcome::Rewrite)
+}
+
+fn absorbed(graph: &Graph, id: NodeId) -> Option<Patch> {
+    let node = graph.node(id);
+    let &[a, b] = node.inputs.as_slice() else { return None };
+    let is = |name: &str| node.op.name() == name;
+    let (y, constant) = match () {
+        () if (is("mul") || is("add")) && graph.tensor(b).is_none() => (b, a),
+        () if is("mul") || is("add") || is("sub") => (a, b),
+        () => return None,
+    };
+    let conv = jet_node(graph, y, "conv")?;
+    let Op::Jet(_, attrs) = &conv.op else { return None };
+    if reads(graph, y) != 1 || graph.fact(node.outputs[0]) != graph.fact(y) {
+        return None;
+    }
+    let weight = graph.tensor(conv.inputs[1]).filter(|w| w.dtype() == DType::F32)?;
+    let rows = *weight.shape().first()?;
+    let factors = per_channel(graph.tensor(constant)?, rows, graph.fact(y).rank())?;
+    let bias = match conv.inputs.get(2) {
+        Some(&bias) => graph.tensor(bias)?.to_f32_vec().ok()?,
+        None => vec![0.0; rows],
+    };
+    let (mut scaled_weight, mut new_bias) = (Tap::Old(conv.inputs[1]), bias);
+    if is("mul") {
+        let mut values = weight.to_f32_vec().ok()?;
+        let row_len = values.len().checked_div(rows)?;
+        for (row, factor) in values.chunks_mut(row_len.max(1)).zip(&factors) {
+            row.iter_mut().for_each(|v| *v *= factor);
+        }
+        let tensor = Tensor::from_f32(weight.shape().to_vec(), &values).ok()?;
+        scaled_weight = Tap::Const(tensor);
+        new_bias.iter_mut().zip(&factors).for_each(|(b, f)| *b *= f);
+    } else {
+        let sign = if is("sub") { -1.0 } else { 1.0 };
+        new_bias.iter_mut().zip(&factors).for_each(|(b, f)| *b += sign * f);
+    }
+    let new_bias = Tap::Const(Tensor::from_f32(vec![rows], &new_bias).ok()?);
+    let mut patch = Patch::new();
+    let inputs = vec![Tap::Old(conv.inputs[0]), scaled_weight, new_bias];
+    let number = patch.push(Op::Jet(&CONV, attrs.clone()), inputs);
+    patch.shunt(node.outputs[0], Tap::New(number, 0));
+    Some(patch)
+}
+
+/// A constant that is the same all over each channel of `[N, rows, ...]`, as one value a channel.
+fn per_channel(constant: &Tensor, rows: usize, rank: usize) -> Option<Vec<f32>> {
+    if constant.dtype() != DType::F32 {
+        return None;
+    }
+    let values = constant.to_f32_vec().ok()?;
+    if let [one] = *values.as_slice() {
+        return Some(vec![one; rows]);
+    }
+    let shape = constant.shape();
+    let channel = (shape.len() + 1).checked_sub(rank)?;
+    let fits = shape.iter().enumerate().all(|(i, &n)| n == if i == channel { rows } else { 1 });
+    (fits && values.len() == rows).then_some(values)
 }
