@@ -35,6 +35,9 @@ pub enum Error {
     /// An ONNX model that cannot be imported or run; names the model.
     #[error("{model}: {problem}")]
     Onnx { model: String, problem: cyb_onnx::OnnxError },
+    /// A detector that cannot be used, or an output that is no detector's; names the model.
+    #[error("{model}: {why}")]
+    Detector { model: String, why: String },
     /// The threads cannot be had.
     #[error("cannot start {threads} threads: {why}; ask for fewer")]
     Threads { threads: usize, why: String },

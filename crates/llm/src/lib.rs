@@ -24,6 +24,7 @@ mod backends;
 mod bench;
 mod cancel;
 mod config;
+mod detect;
 mod directory;
 mod embed;
 mod encoder;
@@ -48,6 +49,7 @@ pub use backends::{BackendInfo, BackendKind};
 pub use bench::{BenchOptions, BenchResult, Spread};
 pub use cancel::Cancel;
 pub use config::Config;
+pub use detect::{DetectOptions, Detection, Detector};
 pub use embed::{Scored, Task, TextOptions, TokenLabel, ZeroShot};
 pub use error::Error;
 pub use forward::{ENCODER_INPUTS, ENCODER_OUTPUTS, TENSOR_INPUTS, TENSOR_OUTPUTS};
@@ -70,6 +72,11 @@ pub use cyb_sample::{PARAMETERS, PRESETS, ParamError, Parameter, SamplingParams}
 pub use cyb_tensor::{DType, Tensor};
 pub use cyb_text::{Content, EncodeOptions, Message, RenderOptions};
 pub use indexmap::IndexMap;
+
+/// Pictures, for detectors.
+pub mod media {
+    pub use cyb_media::{Box2, Image, Label, MediaError, PictureFormat, class_color, draw_labels};
+}
 
 /// Reading and writing NumPy archives, which carry the tensors of [`Model::forward`].
 pub mod npz {

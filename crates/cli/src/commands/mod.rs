@@ -6,6 +6,7 @@ mod chat;
 mod classify;
 mod completions;
 mod config;
+mod detect;
 mod detokenize;
 mod embed;
 mod forward;
@@ -40,6 +41,7 @@ pub(crate) enum Command {
     Embed(embed::Arguments),
     Classify(classify::Arguments),
     Rerank(rerank::Arguments),
+    Detect(detect::Arguments),
     Forward(forward::Arguments),
     Generate(generate::Arguments),
     Bench(bench::Arguments),
@@ -63,6 +65,7 @@ pub(crate) fn run(Arguments { common, command }: Arguments) -> Result<(), Failur
         Command::Embed(arguments) => embed::run(&common, &arguments),
         Command::Classify(arguments) => classify::run(&common, &arguments),
         Command::Rerank(arguments) => rerank::run(&common, &arguments),
+        Command::Detect(arguments) => detect::run(&common, &arguments),
         Command::Forward(arguments) => forward::run(&common, &arguments),
         Command::Generate(arguments) => generate::run(&common, &arguments),
         Command::Bench(arguments) => bench::run(&common, &arguments),
