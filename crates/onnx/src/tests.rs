@@ -343,3 +343,60 @@ fn hostile_sizes_are_errors() {
     let error = try_run(m, &[("x", floats(&[1], &[0.0]))]).unwrap_err().to_string();
     assert!(error.contains("the Expand"), "{error}");
 }
+
+/// Prepares nothing, but tells which operations the graphs have.
+struct Listing(std::sync::Mutex<Vec<&'static str>>);
+
+impl crate::Runner for Arc<Listing> {
+    fn prepare(&self, graph: cyb_ir::Graph) -> Result<Box<dyn crate::Program>, String> {
+        let (_, live) = graph.live();
+        let names = graph.nodes.iter().zip(live).filter(|(_, live)| *live);
+        self.0.lock().unwrap().extend(names.map(|(node, _)| node.op.name()));
+        Interpreter.prepare(graph)
+    }
+}
+
+#[test]
+fn spelled_out_layers_become_jets() {
+    let number = |x: f32| constant(Elem::F32, floats(&[], &[x]));
+    let row = |x: f32| constant(Elem::F32, floats(&[4], &[x; 4]));
+    let axes = Attribute::Ints(vec![-1]);
+    let mean = |from: &str, to: &str| node("ReduceMean", &[from], to, &[("axes", axes.clone())]);
+    let nodes = vec![
+        node("Constant", &[], "two", &[("value", number(2.0))]),
+        node("Constant", &[], "eps", &[("value", number(1e-5))]),
+        node("Constant", &[], "w", &[("value", row(1.5))]),
+        node("Constant", &[], "b", &[("value", row(0.25))]),
+        mean("x", "mean"),
+        node("Sub", &["x", "mean"], "centered", &[]),
+        node("Pow", &["centered", "two"], "square", &[]),
+        mean("square", "variance"),
+        node("Add", &["variance", "eps"], "above", &[]),
+        node("Sqrt", &["above"], "deviation", &[]),
+        node("Div", &["centered", "deviation"], "normed", &[]),
+        node("Mul", &["normed", "w"], "weighted", &[]),
+        node("Add", &["weighted", "b"], "n", &[]),
+        node("Constant", &[], "root", &[("value", number(std::f32::consts::SQRT_2))]),
+        node("Constant", &[], "one", &[("value", number(1.0))]),
+        node("Constant", &[], "half", &[("value", number(0.5))]),
+        node("Div", &["n", "root"], "d", &[]),
+        node("Erf", &["d"], "e", &[]),
+        node("Add", &["e", "one"], "e1", &[]),
+        node("Mul", &["n", "e1"], "m", &[]),
+        node("Mul", &["m", "half"], "g", &[]),
+        node("Sigmoid", &["g"], "s", &[]),
+        node("Mul", &["g", "s"], "y", &[]),
+    ];
+    let m = model(13, nodes, vec![any("x", Elem::F32, 2)], &["y"]);
+    let list = Arc::new(Listing(std::sync::Mutex::default()));
+    let onnx = Onnx::new(m, Box::new(list.clone())).unwrap();
+    let x = floats(&[2, 4], &[1.0, 2.0, 3.0, 5.0, -1.0, 0.0, 0.5, 0.25]);
+    let y = onnx.run(&IndexMap::from([("x".to_owned(), x)])).unwrap();
+    assert_eq!(*list.0.lock().unwrap(), ["layernorm", "gelu", "silu"]);
+    // By hand: the last of the first row is 1.5 * 2.25 / sqrt(2.1875) + 0.25 after the norm.
+    let n = 1.5 * 2.25 / (2.1875f64 + 1e-5).sqrt() + 0.25;
+    // erf(n / sqrt(2)), from a table.
+    let g = 0.5 * n * (1.0 + 0.988656);
+    let want = g / (1.0 + (-g).exp());
+    assert!((f64::from(y["y"].to_f32_vec().unwrap()[3]) - want).abs() < 1e-4);
+}

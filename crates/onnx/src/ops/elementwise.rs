@@ -111,12 +111,22 @@ pub(super) static ROWS: Rows = &[
         c.plain(y)
     }),
     ("IsInf", is_inf),
-    ("Add", |c| binary(c, |c, a, b| c.add(a, b))),
+    ("Add", |c| {
+        binary(c, |c, a, b| match super::fused::biased(c, a, b)? {
+            Some(y) => Ok(y),
+            None => c.add(a, b),
+        })
+    }),
     ("Sub", |c| binary(c, |c, a, b| c.sub(a, b))),
     ("Mul", |c| {
-        binary(c, |c, a, b| match super::fused::activation(c, a, b)? {
-            Some(y) => Ok(y),
-            None => c.mul(a, b),
+        binary(c, |c, a, b| {
+            if let Some(y) = super::fused::activation(c, a, b)? {
+                return Ok(y);
+            }
+            match super::fused::normalization(c, a, b)? {
+                Some(y) => Ok(y),
+                None => c.mul(a, b),
+            }
         })
     }),
     ("Div", |c| {
