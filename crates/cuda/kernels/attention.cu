@@ -39,7 +39,6 @@ __device__ __forceinline__ void eight(const void *pool, u64 at, float v[8]) {
 template <int KIND>
 __device__ __forceinline__ void attend(const Paged &p) {
     extern __shared__ float shared[];
-    __shared__ float scratch[32];
     __shared__ int slots[SPLIT];
     __shared__ bool last_one;
     wait_for_previous();
@@ -98,17 +97,19 @@ __device__ __forceinline__ void attend(const Paged &p) {
         }
     }
     __syncthreads();
-    for (int h = 0; h < per_group; h++) {
+    // A warp does a head's softmax.
+    for (int h = threadIdx.x / WARP; h < per_group; h += THREADS / WARP) {
         float *w = weights + h * SPLIT, top = -INFINITY, sum = 0.0f;
-        for (int i = threadIdx.x; i < n; i += THREADS) top = fmaxf(top, w[i]);
-        top = block_max(top, scratch);
-        for (int i = threadIdx.x; i < n; i += THREADS) {
+        int lane = threadIdx.x % WARP;
+        for (int i = lane; i < n; i += WARP) top = fmaxf(top, w[i]);
+        for (int step = 16; step; step >>= 1) top = fmaxf(top, __shfl_xor_sync(FULL, top, step));
+        for (int i = lane; i < n; i += WARP) {
             float e = expf(w[i] - top);
             w[i] = e;
             sum += e;
         }
-        sum = block_sum(sum, scratch);
-        if (threadIdx.x == 0) tops[h] = top, tops[per_group + h] = sum;
+        for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
+        if (lane == 0) tops[h] = top, tops[per_group + h] = sum;
     }
     __syncthreads();
 

@@ -133,7 +133,17 @@ __device__ __forceinline__ float row_scale(const Source &s, u64 row, int k, floa
     if (s.kind != NORM) return 1.0f;
     const float *x = s.x + row * k;
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < k; i += blockDim.x) sum = __fmaf_rn(x[i], x[i], sum);
+    if (k % 4 == 0) {
+        // Several loads are in flight at once.
+#pragma unroll 4
+        for (int i = threadIdx.x * 4; i < k; i += blockDim.x * 4) {
+            float4 v = *(const float4 *)(x + i);
+            sum = __fmaf_rn(v.x, v.x, sum), sum = __fmaf_rn(v.y, v.y, sum);
+            sum = __fmaf_rn(v.z, v.z, sum), sum = __fmaf_rn(v.w, v.w, sum);
+        }
+    } else {
+        for (int i = threadIdx.x; i < k; i += blockDim.x) sum = __fmaf_rn(x[i], x[i], sum);
+    }
     sum = block_sum(sum, scratch);
     return rsqrtf(sum / (float)k + s.eps);
 }

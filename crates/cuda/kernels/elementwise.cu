@@ -122,8 +122,8 @@ extern "C" __global__ void rope(Rope r, const float *x, float *out, int heads, i
     turn(r, blockIdx.x, x + at, out + at, heads, width);
 }
 
-// Rotary embedding of queries and keys, and the new keys and values into their pools: block y 0
-// turns queries, 1 keys, 2 takes values.
+// Rotary embedding of queries and keys, and the new keys and values into their pools: a block a
+// token and head; y counts the heads of queries, then those of keys, then those of values.
 struct Stored {
     const float *q, *k, *v;
     float *q_out, *k_out;
@@ -132,24 +132,28 @@ struct Stored {
     int heads, groups, key_width, value_width, key_kind, value_kind, n_slots;
 };
 
-extern "C" __global__ void __launch_bounds__(256) rope_store(Rope r, Stored s) {
+extern "C" __global__ void __launch_bounds__(128) rope_store(Rope r, Stored s) {
     wait_for_previous();
     u64 token = blockIdx.x;
-    if (blockIdx.y == 0) {
-        u64 at = token * s.heads * s.key_width;
-        turn(r, token, s.q + at, s.q_out + at, s.heads, s.key_width);
+    int head = blockIdx.y;
+    if (head < s.heads) {
+        u64 at = (token * s.heads + head) * s.key_width;
+        turn(r, token, s.q + at, s.q_out + at, 1, s.key_width);
         return;
     }
     int slot = s.slots[token];
     bool known = slot >= 0 && slot < s.n_slots;
-    if (blockIdx.y == 1) {
-        int width = s.groups * s.key_width;
-        turn(r, token, s.k + token * width, s.k_out + token * width, s.groups, s.key_width);
+    head -= s.heads;
+    if (head < s.groups) {
+        u64 at = (token * s.groups + head) * s.key_width;
+        turn(r, token, s.k + at, s.k_out + at, 1, s.key_width);
         __syncthreads();
-        if (known) store_row(s.key_pool, s.key_kind, slot, width, s.k_out + token * width);
+        u64 to = (u64)slot * s.groups + head;
+        if (known) store_row(s.key_pool, s.key_kind, to, s.key_width, s.k_out + at);
     } else if (known) {
-        int width = s.groups * s.value_width;
-        store_row(s.value_pool, s.value_kind, slot, width, s.v + token * width);
+        head -= s.groups;
+        u64 at = (token * s.groups + head) * s.value_width, to = (u64)slot * s.groups + head;
+        store_row(s.value_pool, s.value_kind, to, s.value_width, s.v + at);
     }
 }
 

@@ -45,8 +45,9 @@ struct Rows {
     int count;
 };
 
-// NT tiles of eight tokens and RT tiles of sixteen rows for each warp.
-template <int NT, int RT>
+// NT tiles of eight tokens and RT tiles of sixteen rows for each warp. With ALONE there is one token:
+// only the first column of the tensor cores' result is used.
+template <int NT, int RT, bool ALONE>
 __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Targets &to) {
     __shared__ float sums[WARPS][NT * 8][16 + 1];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
@@ -107,12 +108,14 @@ __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Ta
                                 float *to = acc[r][n];
                                 to[0] = __fmaf_rn(
                                     __int_as_float(d[0]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].x), to[0]);
-                                to[1] = __fmaf_rn(
-                                    __int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
                                 to[2] = __fmaf_rn(
                                     __int_as_float(d[2]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].x), to[2]);
-                                to[3] = __fmaf_rn(
-                                    __int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
+                                if (!ALONE) {
+                                    to[1] = __fmaf_rn(
+                                        __int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
+                                    to[3] = __fmaf_rn(
+                                        __int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
+                                }
                                 if (OFFSETS) {
                                     float y0 = xs[n].y, y1 = xs[n].w;
                                     if (SUBGROUPS == 2) {
@@ -123,9 +126,11 @@ __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Ta
                                         y1 = s ? y1 - first.y : first.y;
                                     }
                                     to[0] = __fmaf_rn(o0, y0, to[0]);
-                                    to[1] = __fmaf_rn(o0, y1, to[1]);
                                     to[2] = __fmaf_rn(o1, y0, to[2]);
-                                    to[3] = __fmaf_rn(o1, y1, to[3]);
+                                    if (!ALONE) {
+                                        to[1] = __fmaf_rn(o0, y1, to[1]);
+                                        to[3] = __fmaf_rn(o1, y1, to[3]);
+                                    }
                                 }
                             }
                         }
@@ -161,10 +166,14 @@ __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Ta
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256, 2) product_1(Matrix m, Rows x, Targets to) {
+    product<1, 1, true>(m, x, to);
+}
+
 extern "C" __global__ void __launch_bounds__(256, 2) product_8(Matrix m, Rows x, Targets to) {
-    product<1, 1>(m, x, to);
+    product<1, 1, false>(m, x, to);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) product_32(Matrix m, Rows x, Targets to) {
-    product<4, 2>(m, x, to);
+    product<4, 2, false>(m, x, to);
 }

@@ -137,12 +137,12 @@ __device__ __forceinline__ void scale_of(
     offset = half_to_float((u16)(j ? least >> 16 : least));
 #elif SCALES == SUPER_MIN
     u32 packed = word(c.scales[r], u), super = r ? c.supers.y : c.supers.x;
-    scale = half_to_float((u16)super) * (float)(packed >> (8 * j) & 255u) * down;
+    scale = half_to_float((u16)super) * down * (float)(packed >> (8 * j) & 255u);
     offset = -(half_to_float((u16)(super >> 16)) * (float)(packed >> (16 + 8 * j) & 255u));
 #elif SCALES == SUPER
     u32 packed = word(c.scales[r], u);
     float super = half_to_float((u16)(r ? c.supers >> 16 : c.supers));
-    scale = super * (float)(i8)(packed >> (8 * (SUBGROUPS * j + s))) * down;
+    scale = super * down * (float)(i8)(packed >> (8 * (SUBGROUPS * j + s)));
 #else
     const int per_row = 2 * SUBGROUPS;
     int row = lane / 4 + 8 * r;

@@ -181,8 +181,8 @@ impl Op for Attention {
                 .fold(stored, |p, &n| p.i32(n));
             out.push(Launch {
                 function: before.function,
-                grid: (s.tokens as u32, 3, 1),
-                block: 256,
+                grid: (s.tokens as u32, (s.heads + 2 * s.groups) as u32, 1),
+                block: 128,
                 shared: 0,
                 parameters: vec![
                     rope_parameter(&t[5], &frequencies, before.pairs, before.scale),

@@ -1,12 +1,11 @@
-//! Nodes that a later step takes over: a norm becomes part of the product that reads it; rotary
-//! embeddings and cache writes become part of the attention after them.
+//! Nodes that a later step takes over: a norm or a gated activation becomes part of the product that
+//! reads it; rotary embeddings and cache writes become part of the attention after them.
 
 use std::collections::{HashMap, HashSet};
 
 use cyb_ir::{Graph, Node, Op, ValueId};
 
-use crate::linear::Norm;
-use crate::op::attrs_of;
+use crate::op::{Activation, Before, attrs_of};
 
 /// What an attention step does first.
 #[derive(Clone, Copy, Debug)]
@@ -22,20 +21,21 @@ pub(crate) struct RopeStore {
     pub(crate) turned: [ValueId; 2],
 }
 
-/// A norm that products take over.
+/// What a product does first.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FoldedNorm {
-    pub(crate) norm: Norm,
+pub(crate) struct Folded {
+    pub(crate) before: Before,
     pub(crate) x: ValueId,
-    pub(crate) weight: Option<ValueId>,
+    /// The norm's weight, or `up`.
+    pub(crate) other: Option<ValueId>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Folds {
     /// Nodes that have no step of their own.
     pub(crate) gone: HashSet<usize>,
-    /// By the norm's output.
-    pub(crate) norms: HashMap<ValueId, FoldedNorm>,
+    /// By the output of the norm or activation.
+    pub(crate) before: HashMap<ValueId, Folded>,
     /// By number of the attention's node.
     pub(crate) attention: HashMap<usize, RopeStore>,
 }
@@ -76,10 +76,10 @@ pub(crate) fn fold(graph: &Graph, live: &[bool]) -> Folds {
             continue;
         }
         match node.op.name() {
-            "rmsnorm" => {
-                if let Some(norm) = norm(&readers, node) {
+            "rmsnorm" | "swiglu" | "geglu" => {
+                if let Some(before) = before(&readers, node) {
                     folds.gone.insert(i);
-                    folds.norms.insert(node.outputs[0], norm);
+                    folds.before.insert(node.outputs[0], before);
                 }
             }
             "sdpa_paged" => {
@@ -94,19 +94,22 @@ pub(crate) fn fold(graph: &Graph, live: &[bool]) -> Folds {
     folds
 }
 
-fn norm(readers: &Readers<'_>, node: &Node) -> Option<FoldedNorm> {
+fn before(readers: &Readers<'_>, node: &Node) -> Option<Folded> {
     let out = node.outputs[0];
     let [reader] = *readers.of[out.index()].as_slice() else { return None };
     let next = &readers.graph.nodes[reader];
-    let product =
-        matches!(next.op, Op::Jet(..)) && ["linear", "linear_many"].contains(&next.op.name());
+    let product = matches!(next.op, Op::Jet(..))
+        && ["linear", "linear_many", "linear_add"].contains(&next.op.name());
     if !product || next.inputs[0] != out || readers.kept.contains(&out) {
         return None;
     }
-    let weight = node.inputs.get(1).copied();
-    let eps = attrs_of(&node.op).float("eps").ok()? as f32;
-    let norm = Norm { eps, weighted: weight.is_some() };
-    Some(FoldedNorm { norm, x: node.inputs[0], weight })
+    let attrs = attrs_of(&node.op);
+    let before = match node.op.name() {
+        "rmsnorm" => Before::Norm(attrs.float("eps").ok()? as f32),
+        "swiglu" => Before::Gated(Activation::Silu),
+        _ => Before::Gated(Activation::named(attrs.text("approximate").ok()?)),
+    };
+    Some(Folded { before, x: node.inputs[0], other: node.inputs.get(1).copied() })
 }
 
 fn rope_store(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(RopeStore, [usize; 4])> {
@@ -164,9 +167,9 @@ mod tests {
             b.output("y", y);
             let graph = b.finish();
             let folds = fold(&graph, &vec![true; graph.nodes.len()]);
-            assert_eq!(folds.norms.len(), 1 - others);
-            if let Some(norm) = folds.norms.get(&n) {
-                assert_eq!((norm.x, norm.weight), (x, Some(weight)));
+            assert_eq!(folds.before.len(), 1 - others);
+            if let Some(norm) = folds.before.get(&n) {
+                assert_eq!((norm.x, norm.other), (x, Some(weight)));
                 assert_eq!(folds.gone, HashSet::from([0]));
             }
         }

@@ -9,6 +9,7 @@ use cyb_ir::{Node, ValueId};
 use cyb_tensor::DType;
 
 use crate::driver::{Function, Launch, Memory, Parameter};
+use crate::fold::Folded;
 use crate::op::{
     Activation, Before, Build, Needs, Op, Operand, Row, Scratch, attrs_of, per_element, per_row,
 };
@@ -112,6 +113,7 @@ struct Wide {
 #[derive(Debug)]
 enum Store {
     Packed {
+        one: (Function, usize),
         few: (Function, usize),
         many: (Function, usize),
         wide: Option<Wide>,
@@ -143,28 +145,18 @@ pub(crate) struct Linear {
     hopper: bool,
 }
 
-/// A normalisation that a product takes over: epsilon, and whether there is a weight, which is then
-/// the step's last input.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Norm {
-    pub(crate) eps: f32,
-    pub(crate) weighted: bool,
-}
-
 impl Linear {
-    /// The step of a node; with `norm`, its input 0 is what is normalised.
+    /// The step of a node. What it takes over has its own second operand, where it has one, as the
+    /// step's last input.
     pub(crate) fn build(
         b: &mut Build<'_>,
         node: &Node,
-        norm: Option<Norm>,
+        folded: Option<&Folded>,
     ) -> Result<Linear, ExecError> {
         let call = Call::of(b.graph, node);
         let last = node.inputs.len();
-        let mut before = match norm {
-            Some(norm) => Before::Norm(norm.eps),
-            None => Before::Plain,
-        };
-        let mut other = norm.filter(|n| n.weighted).map(|_| last);
+        let mut before = folded.map_or(Before::Plain, |f| f.before);
+        let mut other = folded.and_then(|f| f.other).map(|_| last);
         let inputs = last + usize::from(other.is_some());
         let mut residual = None;
         let (weights, biases): (Vec<usize>, Vec<Option<usize>>) = match node.op.name() {
@@ -316,6 +308,7 @@ fn matrix(
             .collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let packed = pack(kind, k, &rows, threads);
+        let one = device.function(kind.module, "product_1")?;
         let few = device.function(kind.module, "product_8")?;
         let many = device.function(kind.module, "product_32")?;
         let wide = match device.gpu.is_hopper() {
@@ -330,6 +323,7 @@ fn matrix(
             }
         };
         let store = Store::Packed {
+            one: (one, one.resident(256)?),
             few: (few, few.resident(256)?),
             many: (many, many.resident(256)?),
             wide,
@@ -431,7 +425,7 @@ impl Op for Linear {
         };
         for matrix in &self.matrices {
             match &matrix.store {
-                Store::Packed { few, many, wide, tiles, chunks, offsets } => {
+                Store::Packed { one, few, many, wide, tiles, chunks, offsets } => {
                     let plane = |i: usize| matrix.memory.at(offsets[i]);
                     let weights = Parameter::new()
                         .u64(plane(0))
@@ -494,7 +488,7 @@ impl Op for Linear {
                         continue;
                     }
                     let ((function, resident), columns, tiles) = if rows <= FEW {
-                        (*few, 1, *tiles)
+                        (if rows == 1 { *one } else { *few }, 1, *tiles)
                     } else {
                         (*many, rows.div_ceil(32), tiles.div_ceil(2))
                     };

@@ -263,12 +263,12 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
         }
         let mut reads: Vec<ValueId> = node.inputs.clone();
         let mut writes: Vec<ValueId> = node.outputs.clone();
-        let norm =
-            folds.norms.get(&node.inputs[0]).filter(|_| node.op.name().starts_with("linear"));
+        let before =
+            folds.before.get(&node.inputs[0]).filter(|_| node.op.name().starts_with("linear"));
         let rope = folds.attention.get(&index);
-        if let Some(norm) = norm {
-            reads[0] = norm.x;
-            reads.extend(norm.weight);
+        if let Some(before) = before {
+            reads[0] = before.x;
+            reads.extend(before.other);
         }
         if let Some(rope) = rope {
             reads.extend([rope.q, rope.k, rope.v, rope.slots, rope.frequencies]);
@@ -286,7 +286,7 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
             Build { graph: &graph, device, weights: &mut m.weights, label: &node.label };
         let op: Box<dyn Op> = match node.op.name() {
             "linear" | "linear_add" | "linear_many" | "gated_linear" => {
-                Box::new(Linear::build(&mut build, node, norm.map(|n| n.norm))?)
+                Box::new(Linear::build(&mut build, node, before)?)
             }
             "sdpa_paged" => {
                 let rope = rope.map(|r| &graph.nodes[r.rope]);

@@ -180,7 +180,11 @@ impl ModelStepper {
         self.running.run()?;
         self.logits.clear();
         if plan.n_logits() > 0 {
-            self.logits.extend(floats(self.running.output(logits)?));
+            let bytes = self.running.output(logits)?;
+            match bytemuck::try_cast_slice::<u8, f32>(bytes) {
+                Ok(values) => self.logits.extend_from_slice(values),
+                Err(_) => self.logits.extend(floats(bytes)),
+            }
         }
         Ok(())
     }
