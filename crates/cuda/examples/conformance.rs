@@ -379,6 +379,53 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
     }
 }
 
+/// The time of products of an 8B model's shapes, with `SOMA_CUDA_TIMES=1`.
+fn speed(gpu: &[Arc<dyn Backend>]) {
+    for (dtype, n, k) in [
+        (DType::Q4_K, 6144, 4096),
+        (DType::Q4_K, 4096, 4096),
+        (DType::Q4_K, 28672, 4096),
+        (DType::Q4_K, 4096, 14336),
+        (DType::Q8_0, 28672, 4096),
+        (DType::BF16, 28672, 4096),
+        (DType::Q6_K, 128_256, 4096),
+    ] {
+        let mut random = Random(5);
+        let block = random.tensor(dtype, &[64, dtype.layout().block.max(256)], &Fill::Normal(0.1));
+        let size = dtype.bytes_for(n * k).unwrap();
+        let bytes: Vec<u8> = block.bytes().as_slice().iter().copied().cycle().take(size).collect();
+        let bytes = Bytes::owned(AlignedBytes::from_slice(&bytes));
+        let w = Tensor::new(dtype, vec![n, k], bytes).unwrap();
+        let mut b = Builder::new();
+        let x = b.input("x", Fact::new(DType::F32, [Dim::symbol("T"), k.into()]));
+        let w = b.weight("w", w);
+        let y = b.jet(&cyb_jets::LINEAR, Attrs::new(), &[x, w]).unwrap();
+        b.output("y", y);
+        let executor = Executor::prepare(b.finish(), gpu, PrepareOptions::default());
+        let executor = Arc::new(executor.unwrap());
+        let rows: &[usize] = if n > 100_000 { &[1, 8] } else { &[1, 8, 32, 128, 2048] };
+        for &m in rows {
+            let mut running = executor.start(&[m]).unwrap();
+            running.bind(&[m]).unwrap();
+            running.input(0, &mut |bytes| {
+                let values = bytes.chunks_exact_mut(4);
+                values.for_each(|b| b.copy_from_slice(&random.normal().to_le_bytes()));
+            });
+            (0..3).for_each(|_| running.run().unwrap());
+            running.reset_times();
+            (0..10).for_each(|_| running.run().unwrap());
+            let (_, time) = running.times()[0];
+            let seconds = time.nanos as f64 / 1e9 / time.calls as f64;
+            println!(
+                "{dtype} {m} x {k} x {n}: {:.1} us, {:.0} GB/s of weights, {:.1} TFLOP/s",
+                seconds * 1e6,
+                size as f64 / seconds / 1e9,
+                2.0 * (m * n * k) as f64 / seconds / 1e12
+            );
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let cuda = match CudaBackend::open() {
         Ok(cuda) => cuda,
@@ -391,6 +438,10 @@ fn main() -> ExitCode {
     let cuda: Arc<dyn Backend> = Arc::new(cuda);
     let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(Arc::new(Team::new(8).unwrap())));
     let (both, cpu) = ([cuda, cpu.clone()], [cpu]);
+    if std::env::args().nth(1).is_some_and(|word| word == "speed") {
+        speed(&both);
+        return ExitCode::SUCCESS;
+    }
     let seed = std::process::id().into();
     println!("seed {seed}");
     let mut report = Report::default();
