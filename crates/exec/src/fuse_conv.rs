@@ -1,6 +1,6 @@
 //! Fusion of convolutions with what follows them.
 
-use cyb_ir::{Attrs, Graph, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
+use cyb_ir::{Atom, Attrs, Cmp, Graph, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
 use cyb_jets::{CONV, CONV_ACTIVATION};
 use cyb_tensor::{DType, Tensor};
 
@@ -10,13 +10,15 @@ use crate::fuse::{Fused, jet_node, reads};
 /// product of a value with its sigmoid.
 pub(crate) fn activated(graph: &Graph, id: NodeId) -> Option<Fused> {
     let node = graph.node(id);
-    let (x, activation) = match *node.inputs.as_slice() {
-        [x] => (x, activation_of(node)?),
-        [a, b] if node.op.name() == "mul" => (gated(graph, a, b)?, "silu"),
+    let (x, reads_of_x, activation) = match *node.inputs.as_slice() {
+        [x] => (x, 1, activation_of(node)?),
+        [a, b] if node.op.name() == "mul" => (gated(graph, a, b)?, 2, "silu"),
+        [a, b] if node.op == Op::Atom(Atom::Cmp(Cmp::Max)) => (rectified(graph, a, b)?, 1, "relu"),
         _ => return None,
     };
     let conv = jet_node(graph, x, "conv")?;
-    if reads(graph, x) != node.inputs.len() {
+    let same_shape = graph.fact(node.outputs[0]).shape == graph.fact(x).shape;
+    if reads(graph, x) != reads_of_x || !same_shape {
         return None;
     }
     let Op::Jet(_, attrs) = &conv.op else { return None };
@@ -34,7 +36,6 @@ fn activation_of(node: &Node) -> Option<&'static str> {
     let form = |attrs: &Attrs| attrs.text("approximate").ok().map(str::to_owned);
     match jet.name {
         "silu" => Some("silu"),
-        "relu" => Some("relu"),
         "sigmoid" => Some("sigmoid"),
         "tanh" => Some("tanh"),
         "gelu" => match form(attrs)?.as_str() {
@@ -44,6 +45,14 @@ fn activation_of(node: &Node) -> Option<&'static str> {
         },
         _ => None,
     }
+}
+
+/// `x` of `max(x, 0)`, which is how `relu` is spelled once jets of one atom have become that atom.
+fn rectified(graph: &Graph, a: ValueId, b: ValueId) -> Option<ValueId> {
+    [(a, b), (b, a)].into_iter().find_map(|(x, zero)| {
+        let zero = graph.tensor(zero)?;
+        (zero.dtype() == DType::F32 && zero.bytes().as_slice().iter().all(|b| *b == 0)).then_some(x)
+    })
 }
 
 /// `x` of `x * sigmoid(x)`, where nothing else reads the sigmoid.
