@@ -89,10 +89,8 @@ fn load(path: &str) -> Model {
 #[test]
 fn perplexity_and_greedy_text_are_those_of_llama_cpp() {
     let text = fs::read_to_string(cyb_testkit::golden("real/text.txt")).unwrap();
-    let all = cyb_testkit::tested().count() > 2;
     let mut report = Vec::new();
-    // The other small model has a vocabulary whose logits alone take minutes in a test build.
-    for (path, stem, _) in covered().filter(|(.., ids)| all || *ids == "smollm2") {
+    for (path, stem, _) in covered() {
         let golden: Golden = read(&format!("real/{stem}.json"));
         let model = load(&path);
         for (number, continuation) in golden.prompts.iter().enumerate() {

@@ -103,7 +103,7 @@ pub const MODELS: &[Model] = &[
     },
     Model {
         name: "gemma-3-270m-q4_k_m.gguf",
-        set: Set::Test,
+        set: Set::Large,
         files: &[File {
             path: "gemma-3-270m-q4_k_m.gguf",
             size: 253_113_024,
