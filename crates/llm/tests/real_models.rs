@@ -1,7 +1,7 @@
 //! The real models beside llama.cpp: perplexity of a fixed text, greedy continuations, token ids.
 //!
 //! `golden/checks/real_models.py` and `golden/checks/tokenizers.py` say what llama.cpp makes of them.
-//! A plain `cargo test` looks at the demo model's numbers and at the small models' tokenizers;
+//! A plain `cargo test` looks at the demo model;
 //! `cargo xtask test --all` at everything of every model.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
