@@ -10,10 +10,11 @@ use crate::fuse::{Fused, jet_node, reads};
 /// product of a value with its sigmoid.
 pub(crate) fn activated(graph: &Graph, id: NodeId) -> Option<Fused> {
     let node = graph.node(id);
+    let maximum = Op::Atom(Atom::Cmp(Cmp::Max));
     let (x, reads_of_x, activation) = match *node.inputs.as_slice() {
         [x] => (x, 1, activation_of(node)?),
         [a, b] if node.op.name() == "mul" => (gated(graph, a, b)?, 2, "silu"),
-        [a, b] if node.op == Op::Atom(Atom::Cmp(Cmp::Max)) => (rectified(graph, a, b)?, 1, "relu"),
+        [a, b] if node.op == maximum => (rectified(graph, a, b)?, 1, "relu"),
         _ => return None,
     };
     let conv = jet_node(graph, x, "conv")?;
