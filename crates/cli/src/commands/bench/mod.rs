@@ -45,6 +45,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.compare && arguments.batch != 1 {
+        return Err(Failure::usage("--compare measures one sequence; leave out --batch"));
+    }
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let config = cyb_llm::Config { context: None, ..settings.config()? };
     let runtime = Runtime::new(config)?;
@@ -70,12 +73,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     drop(runtime);
     let peer = match (arguments.compare, path) {
         (false, _) => None,
-        (true, Some(path)) if options.batch == 1 => {
-            Some(peer::measure(&arguments.python, &path, threads, &options)?)
-        }
-        (true, Some(_)) => {
-            return Err(Failure::usage("--compare measures one sequence; leave out --batch"));
-        }
+        (true, Some(path)) => Some(peer::measure(&arguments.python, &path, threads, &options)?),
         (true, None) => return Err(Failure::usage("--compare needs a model file")),
     };
     let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
