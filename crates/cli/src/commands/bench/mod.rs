@@ -48,6 +48,9 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     if arguments.compare && arguments.batch != 1 {
         return Err(Failure::usage("--compare measures one sequence; leave out --batch"));
     }
+    if arguments.compare {
+        peer::check(&arguments.python)?;
+    }
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let config = cyb_llm::Config { context: None, ..settings.config()? };
     let runtime = Runtime::new(config)?;

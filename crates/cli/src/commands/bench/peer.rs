@@ -28,6 +28,27 @@ pub(super) struct Peer {
     pub(super) decode: Spread,
 }
 
+/// Whether the peer is there, asked before anything is measured.
+pub(super) fn check(python: &str) -> Result<(), Failure> {
+    start(python, &["import llama_cpp"]).map(drop)
+}
+
+/// What a script printed.
+fn start(python: &str, arguments: &[&str]) -> Result<String, Failure> {
+    let output = Command::new(python).arg("-c").args(arguments).output().map_err(|e| {
+        Failure::work(format!("cannot run {python} for --compare: {e}; see --python"))
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let why = errors.lines().last().unwrap_or("it printed nothing");
+    Err(Failure::work(format!(
+        "llama.cpp could not be measured with {python}: {why}; \
+         --compare needs its package llama-cpp-python, and --python names an interpreter that has it"
+    )))
+}
+
 /// Runs the peer on a GGUF file with the same threads and sizes.
 pub(super) fn measure(
     python: &str,
@@ -37,26 +58,17 @@ pub(super) fn measure(
 ) -> Result<Peer, Failure> {
     let numbers =
         [threads, options.prompt_tokens, options.gen_tokens, options.depth, options.repeat];
-    let output = Command::new(python)
-        .args(["-c", SCRIPT])
-        .arg(model)
-        .args(numbers.map(|n| n.to_string()))
-        .env("OMP_NUM_THREADS", threads.to_string())
-        .output()
-        .map_err(|e| {
-            Failure::work(format!("cannot run {python} for --compare: {e}; see --python"))
-        })?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers = numbers.map(|n| n.to_string());
+    let mut arguments = vec![SCRIPT];
+    let model = model.display().to_string();
+    arguments.push(&model);
+    arguments.extend(numbers.iter().map(String::as_str));
+    let text = start(python, &arguments)?;
     // The package may print; the report is the last line.
     let report = text.lines().last().and_then(|line| serde_json::from_str::<Report>(line).ok());
-    let Some(report) = report.filter(|_| output.status.success()) else {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let why = errors.lines().last().unwrap_or("it printed nothing").to_owned();
-        return Err(Failure::work(format!(
-            "llama.cpp could not be measured with {python}: {why}; \
-             --compare needs its package llama-cpp-python, and --python names an interpreter that has it"
-        )));
-    };
+    let report = report.ok_or_else(|| {
+        Failure::work(format!("llama.cpp's measurement with {python} printed no report"))
+    })?;
     Ok(Peer {
         name: format!("llama.cpp ({})", report.version),
         load_ms: report.load_ms,
