@@ -46,6 +46,13 @@ def t5(**changes):
     return base | changes
 
 
+def deberta(**changes):
+    base = bert(relative_attention=True, position_biased_input=False, position_buckets=8,
+                norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type="p2c|c2p",
+                type_vocab_size=0, max_position_embeddings=25, layer_norm_eps=1e-7)
+    return base | changes
+
+
 LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -95,8 +102,28 @@ ENCODERS = {
     "t5": (tf.T5EncoderModel, tf.T5Config(**t5())),
     "t5-gated": (tf.T5EncoderModel, tf.T5Config(
         **t5(feed_forward_proj="gated-gelu", num_layers=1))),
+    "deberta": (tf.DebertaV2ForSequenceClassification, tf.DebertaV2Config(
+        **deberta(), **labels(LABELS))),
+    "deberta-tags": (tf.DebertaV2ForTokenClassification, tf.DebertaV2Config(
+        **deberta(position_biased_input=True, position_buckets=-1, share_att_key=False,
+                  pos_att_type=["c2p"], norm_rel_ebd="none", type_vocab_size=2,
+                  max_relative_positions=9, max_position_embeddings=99, num_hidden_layers=1),
+        **labels(TAGS))),
+    "deberta-masked": (tf.DebertaV2ForMaskedLM, tf.DebertaV2Config(
+        **deberta(position_buckets=6, share_att_key=False, num_hidden_layers=1))),
+    "modernbert-mean": (tf.ModernBertForSequenceClassification, tf.ModernBertConfig(
+        **modernbert() | dict(num_hidden_layers=1), **labels(LABELS), classifier_pooling="mean")),
+    "eurobert-late": (tf.EuroBertForSequenceClassification, tf.EuroBertConfig(
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=1, intermediate_size=26, max_position_embeddings=99, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, mask_token_id=4, classifier_pooling="late",
+        **labels(LABELS))),
 }
+# Padding on the left, tokens in the middle that are hidden, padding ids among the tokens.
+HOLES = ["bert-pair", "roberta-nli", "deberta", "modernbert-mean", "eurobert-late", "mpnet", "t5"]
 HALF = {
+    "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
+    "eurobert-late": torch.bfloat16,
     "t5-gated": torch.bfloat16, "nomic-bert": torch.bfloat16, "eurobert": torch.bfloat16,
     "modernbert-masked": torch.bfloat16,
     "bert-masked": torch.bfloat16, "bert-rerank": torch.bfloat16, "bert-tags": torch.bfloat16,
@@ -126,6 +153,16 @@ def round_weights(model, dtype):
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.to(dtype).float())
+
+
+def holes(inputs, config):
+    """The batch with rows that are not padded on the right."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    mask[0, 4:6] = 0
+    # What DeBERTa makes of a first token that is hidden depends on the padding of the batch.
+    mask[1, 1 if config.model_type == "deberta-v2" else 0 : 3] = 0
+    ids[1, 7] = config.pad_token_id or 0
+    return inputs
 
 
 def batch(config, seed):
@@ -306,6 +343,8 @@ def main():
         # Outputs are those of the rounded weights in f32; buffers, such as frequencies, are exact.
         round_weights(model, HALF.get(name, torch.float32))
         inputs = batch(config, 4000 + number)
+        if name in HOLES:
+            inputs = holes(inputs, config)
         outputs = reference(model, inputs)
         save(name, model.to(HALF.get(name, torch.float32)), inputs, outputs)
     pipelines()

@@ -97,6 +97,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::kv_cache::ROWS,
     kernels::attention::ROWS,
     kernels::attention_packed::ROWS,
+    kernels::attention_disentangled::ROWS,
     kernels::embedding::ROWS,
     kernels::conv::ROWS,
     kernels::pool::ROWS,

@@ -15,11 +15,13 @@ use crate::model_file::ModelFile;
 use crate::{json, safetensors};
 
 /// JSON files and the prefix of their keys.
-const CONFIGURATIONS: [(&str, &str); 4] = [
+const CONFIGURATIONS: [(&str, &str); 6] = [
     ("config.json", "config"),
     ("generation_config.json", "generation_config"),
     ("sentence_bert_config.json", "sentence_bert_config"),
     ("config_sentence_transformers.json", "config_sentence_transformers"),
+    ("preprocessor_config.json", "preprocessor_config"),
+    ("processor_config.json", "processor_config"),
 ];
 
 /// As [`CONFIGURATIONS`], for files that are beside the tokenizer.

@@ -40,6 +40,7 @@ pub static JETS: &[&Jet] = &[
     &KV_CACHE,
     &SDPA,
     &SDPA_PACKED,
+    &SDPA_DISENTANGLED,
     &SDPA_PAGED,
     &CONV,
     &CONV_TRANSPOSE,

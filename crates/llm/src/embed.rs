@@ -88,19 +88,21 @@ impl Model {
         let Some((info, runner)) = self.encoder() else {
             return self.embed_by_decoder(texts, options);
         };
-        let stages = self.stages()?;
+        // A graph that makes vectors itself leaves nothing to pool.
+        let made = info.embeds > 0;
+        let width = if made { info.embeds } else { self.summary().hidden_size };
+        let stages = Stages::read(&self.package().file, width, made)?;
         let limit = self.text_limit(Some(&stages))?;
         let sequences = texts.iter().map(|text| {
             let text = stages.prepare(text);
             sequence(self.package(), &text, None, limit, options, info)
         });
         let sequences = sequences.collect::<Result<Vec<_>, Error>>()?;
-        let hidden = self.summary().hidden_size;
         let mut vectors = vec![Vec::new(); texts.len()];
-        let wanted = Wanted { hidden: true, ..Wanted::default() };
+        let wanted = Wanted { hidden: !made, embeds: made, ..Wanted::default() };
         let mut runner = runner.lock().map_err(|_| Error::Poisoned)?;
         runner.run(&sequences, info, wanted, &self.config().cancel, &mut |i, out| {
-            vectors[i] = stages.apply(out.hidden, hidden);
+            vectors[i] = stages.apply(if made { out.embeds } else { out.hidden }, width);
             Ok(())
         })?;
         Ok(vectors)
@@ -147,7 +149,7 @@ impl Model {
         let mut encodings = Vec::with_capacity(texts.len());
         for text in texts {
             let encoded = encode(package, text, None, limit, options)?;
-            sequences.push(as_sequence(&encoded, info)?);
+            sequences.push(as_sequence(&encoded, limit, info)?);
             encodings.push(encoded);
         }
         let mut all = vec![Vec::new(); texts.len()];
@@ -311,11 +313,6 @@ impl Model {
         })
     }
 
-    /// The stages after the token vectors.
-    fn stages(&self) -> Result<Stages, Error> {
-        Stages::read(&self.package().file, self.summary().hidden_size)
-    }
-
     /// The most tokens of a text.
     fn text_limit(&self, stages: Option<&Stages>) -> Result<usize, Error> {
         let metadata = &self.package().file.metadata;
@@ -333,7 +330,7 @@ impl Model {
         texts: &[&str],
         options: TextOptions,
     ) -> Result<Vec<Vec<f32>>, Error> {
-        let stages = self.stages()?;
+        let stages = Stages::read(&self.package().file, self.summary().hidden_size, false)?;
         let limit = self.text_limit(Some(&stages))?;
         let hidden = self.summary().hidden_size;
         let mut vectors = Vec::with_capacity(texts.len());
@@ -395,11 +392,15 @@ fn sequence(
     options: TextOptions,
     info: &EncoderInfo,
 ) -> Result<Sequence, Error> {
-    as_sequence(&encode(package, text, pair, limit, options)?, info)
+    as_sequence(&encode(package, text, pair, limit, options)?, limit, info)
 }
 
 /// Token types that the model has no row for come from a tokenizer of another model.
-fn as_sequence(encoded: &cyb_text::Encoded, info: &EncoderInfo) -> Result<Sequence, Error> {
+fn as_sequence(
+    encoded: &cyb_text::Encoded,
+    limit: usize,
+    info: &EncoderInfo,
+) -> Result<Sequence, Error> {
     let mut types = encoded.types.clone();
     match types.iter().find(|&&t| info.token_types > 1 && t as usize >= info.token_types) {
         Some(t) => {
@@ -410,11 +411,18 @@ fn as_sequence(encoded: &cyb_text::Encoded, info: &EncoderInfo) -> Result<Sequen
         None if info.token_types <= 1 => types.fill(0),
         None => {}
     }
-    Ok(Sequence { ids: encoded.ids.clone(), types })
+    let mut ids = encoded.ids.clone();
+    if let Some(fill) = info.fill {
+        // Models that were trained so take padding for part of the text.
+        let n = limit.max(ids.len());
+        ids.resize(n, fill);
+        types.resize(n, 0);
+    }
+    Ok(Sequence { ids, types, ..Sequence::default() })
 }
 
 /// Logits as scores, computed in `f64` so that they sum to one to the last digit shown.
-fn scores(how: Scores, logits: &[f32]) -> Vec<f32> {
+pub(crate) fn scores(how: Scores, logits: &[f32]) -> Vec<f32> {
     match how {
         Scores::Plain => logits.to_vec(),
         Scores::Sigmoid => {

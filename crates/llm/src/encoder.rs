@@ -15,11 +15,17 @@ use crate::{Cancel, Error};
 /// in the cache. A longer sequence has a run of its own.
 const PACK: usize = 1024;
 
-/// A tokenized text or pair of texts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A tokenized text or pair of texts, or a picture.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Sequence {
     pub(crate) ids: Vec<u32>,
     pub(crate) types: Vec<u32>,
+    /// Which tokens others see; empty for all.
+    pub(crate) shown: Vec<bool>,
+    /// The patches of a picture, one a token.
+    pub(crate) patches: Vec<f32>,
+    /// What is added to each patch for its place.
+    pub(crate) places: Vec<f32>,
 }
 
 /// What a graph gives for one sequence. Outputs that were not asked for, or that the model does not
@@ -32,6 +38,8 @@ pub(crate) struct Outputs<'a> {
     pub(crate) pooled: &'a [f32],
     /// `[labels]` or `[tokens, labels]`
     pub(crate) logits: &'a [f32],
+    /// `[width]`
+    pub(crate) embeds: &'a [f32],
 }
 
 /// Which outputs are wanted.
@@ -40,6 +48,7 @@ pub(crate) struct Wanted {
     pub(crate) hidden: bool,
     pub(crate) pooled: bool,
     pub(crate) logits: bool,
+    pub(crate) embeds: bool,
 }
 
 /// An encoder's started executor.
@@ -47,12 +56,12 @@ pub(crate) struct Wanted {
 pub(crate) struct EncoderRunner {
     running: Running,
     inputs: Vec<(usize, Port)>,
-    outputs: [Option<usize>; 3],
-    symbols: [Option<usize>; 3],
+    outputs: [Option<usize>; 4],
+    symbols: [Option<usize>; 5],
     bound: Vec<usize>,
     /// The largest sizes that there is memory for.
-    limits: [usize; 3],
-    copied: [Vec<f32>; 3],
+    limits: [usize; 5],
+    copied: [Vec<f32>; 4],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,19 +70,30 @@ enum Port {
     Positions,
     TokenTypes,
     Bounds,
-    Firsts,
+    Shown,
+    Pooled,
+    Relatives,
+    RelativeIndex,
+    Patches,
+    PlaceRows,
 }
 
-const PORTS: [(&str, Port); 5] = [
+const PORTS: [(&str, Port); 10] = [
     (inputs::TOKENS, Port::Tokens),
     (inputs::POSITIONS, Port::Positions),
     (inputs::TOKEN_TYPES, Port::TokenTypes),
     (inputs::BOUNDS, Port::Bounds),
-    (inputs::FIRSTS, Port::Firsts),
+    (inputs::SHOWN, Port::Shown),
+    (inputs::POOLED, Port::Pooled),
+    (inputs::RELATIVES, Port::Relatives),
+    (inputs::RELATIVE_INDEX, Port::RelativeIndex),
+    (inputs::PATCHES, Port::Patches),
+    (inputs::PLACE_ROWS, Port::PlaceRows),
 ];
-const OUTPUTS: [&str; 3] = [inputs::LAST_HIDDEN_STATE, inputs::POOLER_OUTPUT, inputs::LOGITS];
-/// Tokens, bounds, sequences.
-const SYMBOLS: [&str; 3] = ["T", "B", "R"];
+const OUTPUTS: [&str; 4] =
+    [inputs::LAST_HIDDEN_STATE, inputs::POOLER_OUTPUT, inputs::LOGITS, inputs::EMBEDS];
+/// Tokens, bounds, sequences, relative positions, distances.
+const SYMBOLS: [&str; 5] = ["T", "B", "R", "P", "W"];
 
 impl EncoderRunner {
     pub(crate) fn new(executor: &Arc<Executor>) -> Result<EncoderRunner, Error> {
@@ -84,7 +104,7 @@ impl EncoderRunner {
         let inputs = inputs.collect();
         let outputs = OUTPUTS.map(|name| executor.outputs().position(|(n, _)| n == name));
         let symbols = SYMBOLS.map(|name| executor.symbols().index(name));
-        let limits = [1, 2, 1];
+        let limits = [1, 2, 1, 1, 1];
         let mut bound = vec![1; executor.symbols().len()];
         set(&mut bound, symbols, limits);
         let running = executor.start(&bound)?;
@@ -142,7 +162,7 @@ impl EncoderRunner {
                     let width = values.len() / count;
                     i * width..(i + 1) * width
                 };
-                let [hidden, pooled, logits] = &self.copied;
+                let [hidden, pooled, logits, embeds] = &self.copied;
                 let logits_of = match info.head {
                     cyb_models::Head::Token | cyb_models::Head::MaskedLm => rows(logits),
                     cyb_models::Head::Sequence | cyb_models::Head::None => one(logits),
@@ -153,6 +173,7 @@ impl EncoderRunner {
                         hidden: &hidden[rows(hidden)],
                         pooled: &pooled[one(pooled)],
                         logits: &logits[logits_of],
+                        embeds: &embeds[one(embeds)],
                     },
                 )?;
                 at = tokens.end;
@@ -169,8 +190,12 @@ impl EncoderRunner {
         wanted: Wanted,
     ) -> Result<(), Error> {
         let tokens: usize = pack.iter().map(|s| s.ids.len()).sum();
-        let sizes = [tokens, pack.len() + 1, pack.len()];
-        let limits = [0, 1, 2].map(|i| self.limits[i].max(sizes[i]));
+        let longest = pack.iter().map(|s| s.ids.len()).max().unwrap_or(1).max(1) as i64 - 1;
+        // Numbers do not fall as a key lies further back.
+        let numbers = info.relative.map_or(0..=0, |r| r.number(-longest)..=r.number(longest));
+        let n_numbers = (numbers.end() - numbers.start()) as usize + 1;
+        let sizes = [tokens, pack.len() + 1, pack.len(), n_numbers, 2 * longest as usize + 1];
+        let limits = std::array::from_fn(|i| self.limits[i].max(sizes[i]));
         if limits != self.limits {
             set(&mut self.bound, self.symbols, limits);
             self.running.resize(&self.bound)?;
@@ -190,18 +215,33 @@ impl EncoderRunner {
                 Port::Tokens => fill(bytes, pack.iter().flat_map(|s| s.ids.iter().copied())),
                 Port::TokenTypes => fill(bytes, pack.iter().flat_map(|s| s.types.iter().copied())),
                 Port::Positions => {
-                    let begin = info.first_position as u32;
-                    fill(
-                        bytes,
-                        pack.iter().flat_map(|s| (0..s.ids.len() as u32).map(|i| begin + i)),
-                    );
+                    fill(bytes, pack.iter().flat_map(|s| info.positions.of(&s.ids)));
                 }
                 Port::Bounds => fill(bytes, starts().chain([tokens as u32])),
-                Port::Firsts => fill(bytes, starts()),
+                Port::Shown => fill(
+                    bytes,
+                    pack.iter().flat_map(|s| {
+                        let shown = |i| s.shown.get(i).is_none_or(|&shown| shown);
+                        (0..s.ids.len()).map(move |i| u32::from(shown(i)))
+                    }),
+                ),
+                Port::Pooled => fill(
+                    bytes,
+                    starts().zip(pack).map(|(start, s)| start + info.pooled.of(&s.ids) as u32),
+                ),
+                Port::Patches => floats(bytes, pack.iter().map(|s| s.patches.as_slice())),
+                Port::PlaceRows => floats(bytes, pack.iter().map(|s| s.places.as_slice())),
+                Port::Relatives => fill(bytes, numbers.clone()),
+                Port::RelativeIndex => {
+                    // By key less query, so back is the other way round.
+                    let number = |back| info.relative.map_or(0, |r| r.number(back));
+                    let backs = (-longest..=longest).rev();
+                    fill(bytes, backs.map(|back| number(back) - numbers.start()));
+                }
             });
         }
         self.running.run()?;
-        let wanted = [wanted.hidden, wanted.pooled, wanted.logits];
+        let wanted = [wanted.hidden, wanted.pooled, wanted.logits, wanted.embeds];
         for ((output, copied), wanted) in self.outputs.iter().zip(&mut self.copied).zip(wanted) {
             copied.clear();
             if let (Some(index), true) = (output, wanted) {
@@ -215,7 +255,7 @@ impl EncoderRunner {
     }
 }
 
-fn set(bound: &mut [usize], symbols: [Option<usize>; 3], sizes: [usize; 3]) {
+fn set<const N: usize>(bound: &mut [usize], symbols: [Option<usize>; N], sizes: [usize; N]) {
     for (symbol, size) in symbols.into_iter().zip(sizes) {
         if let Some(place) = symbol.and_then(|index| bound.get_mut(index)) {
             *place = size;
@@ -228,4 +268,10 @@ fn fill(bytes: &mut [u8], values: impl Iterator<Item = u32>) {
     for (place, value) in bytes.chunks_exact_mut(4).zip(values) {
         place.copy_from_slice(&value.to_ne_bytes());
     }
+}
+
+/// Writes floats.
+fn floats<'a>(bytes: &mut [u8], parts: impl Iterator<Item = &'a [f32]>) {
+    let values = parts.flat_map(|part| part.iter().map(|v| v.to_bits()));
+    fill(bytes, values);
 }

@@ -5,7 +5,7 @@ use cyb_models::Head;
 use cyb_tensor::{DType, Tensor};
 use indexmap::IndexMap;
 
-use crate::encoder::{Sequence, Wanted};
+use crate::encoder::{Outputs, Sequence, Wanted};
 use crate::stepper::StepLimits;
 use crate::{Error, Model, SamplingParams, score};
 
@@ -34,13 +34,129 @@ struct Batch {
     ids: Vec<u32>,
     /// Token types, where they are given.
     types: Vec<u32>,
-    /// For each row, the tokens that count.
-    spans: Vec<std::ops::Range<usize>>,
+    /// Whether each token counts.
+    shown: Vec<bool>,
+}
+
+impl Batch {
+    /// For each row the tokens that count, which must be side by side.
+    fn spans(&self) -> Result<Vec<std::ops::Range<usize>>, Error> {
+        let rows = self.shown.chunks(self.shape[1].max(1)).enumerate();
+        rows.map(|(number, row)| {
+            let start = row.iter().position(|&shown| shown).unwrap_or(0);
+            let len = row[start..].iter().take_while(|&&shown| shown).count();
+            match row[start + len..].contains(&true) {
+                false => Ok(start..start + len),
+                true => {
+                    let why = format!("row {number} has a gap between ones");
+                    Err(input_error("attention_mask", why))
+                }
+            }
+        })
+        .collect()
+    }
+}
+
+/// What an encoder gives for a batch, row by row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TowerOutputs {
+    pub(crate) rows: usize,
+    pub(crate) tokens: usize,
+    pub(crate) hidden_size: usize,
+    /// Numbers of a vector in the space that towers share; 0 without one.
+    pub(crate) width: usize,
+    pub(crate) labels: usize,
+    /// Whether logits are those of tokens.
+    pub(crate) per_token: bool,
+    /// Whether vectors are a further output of the model, not its pooled one.
+    pub(crate) projected: bool,
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) pooled: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) embeds: Vec<f32>,
+}
+
+impl TowerOutputs {
+    /// Adds a row.
+    pub(crate) fn push(&mut self, out: &Outputs<'_>) {
+        self.rows += 1;
+        self.hidden.extend(out.hidden);
+        if !out.pooled.is_empty() {
+            // Rows without tokens may have come before.
+            self.pooled.resize((self.rows - 1) * out.pooled.len(), 0.0);
+            self.pooled.extend(out.pooled);
+        }
+        self.logits.extend(out.logits);
+        self.embeds.extend(out.embeds);
+    }
+
+    /// Adds a row of zeros.
+    fn push_nothing(&mut self) {
+        self.rows += 1;
+        let logits = self.labels * if self.per_token { self.tokens } else { 1 };
+        let grow = |values: &mut Vec<f32>, by: usize| values.resize(values.len() + by, 0.0);
+        grow(&mut self.hidden, self.tokens * self.hidden_size);
+        grow(&mut self.logits, logits);
+        grow(&mut self.embeds, self.width);
+    }
+
+    /// The outputs of a model that is this encoder alone, which calls its vectors `embeds`.
+    pub(crate) fn alone(
+        self,
+        embeds: &str,
+        outputs: &mut IndexMap<String, Tensor>,
+    ) -> Result<(), Error> {
+        let TowerOutputs { rows, tokens, hidden_size, width, labels, .. } = self;
+        let mut put = |name: &str, shape: Vec<usize>, values: &[f32]| {
+            outputs.insert(name.to_owned(), tensor(shape, values)?);
+            Ok::<_, Error>(())
+        };
+        if labels > 0 {
+            let shape =
+                if self.per_token { vec![rows, tokens, labels] } else { vec![rows, labels] };
+            put("logits", shape, &self.logits)?;
+        }
+        if self.projected {
+            put(embeds, vec![rows, width], &self.embeds)?;
+        }
+        put("last_hidden_state", vec![rows, tokens, hidden_size], &self.hidden)?;
+        if !self.pooled.is_empty() && !self.projected {
+            let mut pooled = self.pooled;
+            let width = pooled.len() / self.rows.max(1);
+            pooled.resize(rows * width, 0.0);
+            put("pooler_output", vec![rows, width], &pooled)?;
+        }
+        Ok(())
+    }
+}
+
+/// A tensor of floats.
+pub(crate) fn tensor(shape: Vec<usize>, values: &[f32]) -> Result<Tensor, Error> {
+    Tensor::from_f32(shape, values)
+        .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
+}
+
+/// The numbers of a tensor of floats.
+pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f32>> {
+    match tensor.dtype() {
+        DType::F64 => {
+            let wide = tensor.to_vec::<f64>(DType::F64).ok()?;
+            Some(wide.into_iter().map(|v| v as f32).collect())
+        }
+        DType::F32 | DType::F16 | DType::BF16 => {
+            let mut values = vec![0.0; tensor.elems()];
+            let bytes = tensor.bytes().as_slice();
+            cyb_tensor::quant::decode(tensor.dtype(), bytes, &mut values).ok()?;
+            Some(values)
+        }
+        _ => None,
+    }
 }
 
 impl Model {
     /// Runs whole sequences through the model once: `input_ids` and what else [`TENSOR_INPUTS`]
-    /// names, to [`TENSOR_OUTPUTS`]. Where `attention_mask` is 0, outputs are 0.
+    /// names, to [`TENSOR_OUTPUTS`]. Where `attention_mask` is 0, outputs of a decoder are 0 and
+    /// those of an encoder mean nothing.
     ///
     /// # Errors
     /// A tensor is missing, unknown, or of the wrong type, rank or size; the error lists what is
@@ -49,6 +165,9 @@ impl Model {
         &self,
         inputs: &IndexMap<String, Tensor>,
     ) -> Result<IndexMap<String, Tensor>, Error> {
+        if let Some(tower) = self.pictures() {
+            return self.forward_towers(tower, inputs);
+        }
         let batch = self.read_batch(inputs)?;
         if self.encoder().is_some() {
             return self.forward_encoder(&batch);
@@ -65,7 +184,7 @@ impl Model {
             logits: 1,
             slots: blocks * self.kv_block(),
         })?;
-        for (row, span) in batch.spans.iter().enumerate() {
+        for (row, span) in batch.spans()?.into_iter().enumerate() {
             let ids = &batch.ids[row * n_tokens..][span.clone()];
             let base = row * n_tokens + span.start;
             let (chunk, block) = (self.config().chunk(), self.kv_block());
@@ -89,34 +208,43 @@ impl Model {
                 },
             )?;
         }
-        let tensor = |width: usize, values: &[f32]| {
-            Tensor::from_f32(vec![n_rows, n_tokens, width], values)
-                .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
-        };
         let mut outputs = IndexMap::new();
-        outputs.insert("logits".to_owned(), tensor(vocab, &logits)?);
+        outputs.insert("logits".to_owned(), tensor(vec![n_rows, n_tokens, vocab], &logits)?);
         if !states.is_empty() {
-            outputs.insert("last_hidden_state".to_owned(), tensor(hidden, &states)?);
+            let states = tensor(vec![n_rows, n_tokens, hidden], &states)?;
+            outputs.insert("last_hidden_state".to_owned(), states);
         }
         Ok(outputs)
     }
 
     fn forward_encoder(&self, batch: &Batch) -> Result<IndexMap<String, Tensor>, Error> {
+        let mut outputs = IndexMap::new();
+        self.run_batch(batch)?.alone("text_embeds", &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// What a tower for texts gives.
+    pub(crate) fn text_outputs(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+    ) -> Result<TowerOutputs, Error> {
+        self.run_batch(&self.read_batch(inputs)?)
+    }
+
+    fn run_batch(&self, batch: &Batch) -> Result<TowerOutputs, Error> {
         let (info, runner) = self.encoder().ok_or(Error::Poisoned)?;
         let [n_rows, n_tokens] = batch.shape;
-        let place = |row: usize| {
-            let span = &batch.spans[row];
-            row * n_tokens + span.start..row * n_tokens + span.end
-        };
-        let rows: Vec<usize> = (0..n_rows).filter(|&row| !batch.spans[row].is_empty()).collect();
+        let of = |row: usize| row * n_tokens..(row + 1) * n_tokens;
+        // A row without tokens has no result.
+        let rows: Vec<usize> =
+            (0..n_rows).filter(|&r| batch.shown[of(r)].contains(&true)).collect();
         let sequences: Vec<Sequence> = rows
             .iter()
             .map(|&row| Sequence {
-                ids: batch.ids[place(row)].to_vec(),
-                types: batch
-                    .types
-                    .get(place(row))
-                    .map_or_else(|| vec![0; batch.spans[row].len()], <[u32]>::to_vec),
+                ids: batch.ids[of(row)].to_vec(),
+                types: batch.types.get(of(row)).map_or(vec![0; n_tokens], <[u32]>::to_vec),
+                shown: batch.shown[of(row)].to_vec(),
+                ..Sequence::default()
             })
             .collect();
         let labels = match info.head {
@@ -124,41 +252,27 @@ impl Model {
             Head::None => 0,
             Head::Sequence | Head::Token => info.labels.len(),
         };
-        let hidden = self.summary().hidden_size;
-        let per_token = matches!(info.head, Head::Token | Head::MaskedLm);
-        let mut states = vec![0.0; n_rows * n_tokens * hidden];
-        let mut pooled: Vec<f32> = Vec::new();
-        let mut logits = vec![0.0; n_rows * labels * if per_token { n_tokens } else { 1 }];
-        let wanted = Wanted { hidden: true, pooled: true, logits: labels > 0 };
+        let mut outputs = TowerOutputs {
+            tokens: n_tokens,
+            hidden_size: self.summary().hidden_size,
+            width: info.embeds,
+            labels,
+            per_token: matches!(info.head, Head::Token | Head::MaskedLm),
+            projected: info.embeds > 0 && info.fill.is_none(),
+            ..TowerOutputs::default()
+        };
+        let wanted =
+            Wanted { hidden: true, pooled: true, logits: labels > 0, embeds: info.embeds > 0 };
         let mut runner = runner.lock().map_err(|_| Error::Poisoned)?;
         runner.run(&sequences, info, wanted, &self.config().cancel, &mut |i, out| {
-            let row = rows[i];
-            let at = place(row).start;
-            states[at * hidden..][..out.hidden.len()].copy_from_slice(out.hidden);
-            let at = if per_token { at } else { row };
-            logits[at * labels..][..out.logits.len()].copy_from_slice(out.logits);
-            if !out.pooled.is_empty() {
-                pooled.resize(n_rows * hidden, 0.0);
-                pooled[row * hidden..][..hidden].copy_from_slice(out.pooled);
+            while outputs.rows < rows[i] {
+                outputs.push_nothing();
             }
+            outputs.push(&out);
             Ok(())
         })?;
-        let tensor = |shape: Vec<usize>, values: &[f32]| {
-            Tensor::from_f32(shape, values)
-                .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
-        };
-        let mut outputs = IndexMap::new();
-        if labels > 0 {
-            let shape = match per_token {
-                true => vec![n_rows, n_tokens, labels],
-                false => vec![n_rows, labels],
-            };
-            outputs.insert("logits".to_owned(), tensor(shape, &logits)?);
-        }
-        let shape = vec![n_rows, n_tokens, hidden];
-        outputs.insert("last_hidden_state".to_owned(), tensor(shape, &states)?);
-        if !pooled.is_empty() {
-            outputs.insert("pooler_output".to_owned(), tensor(vec![n_rows, hidden], &pooled)?);
+        while outputs.rows < n_rows {
+            outputs.push_nothing();
         }
         Ok(outputs)
     }
@@ -200,9 +314,12 @@ impl Model {
         let batch = self.read_batch(inputs)?;
         let [n_rows, n_tokens] = batch.shape;
         let mut made: Vec<i64> = Vec::with_capacity(n_rows * n);
-        for (row, span) in batch.spans.iter().enumerate() {
-            let ids = &batch.ids[row * n_tokens..][span.clone()];
-            made.extend(self.continue_greedily(ids, n)?.into_iter().map(i64::from));
+        for row in 0..n_rows {
+            // Positions count the tokens that are there, so the others may as well not be.
+            let own = row * n_tokens..(row + 1) * n_tokens;
+            let there = batch.ids[own.clone()].iter().zip(&batch.shown[own]);
+            let ids: Vec<u32> = there.filter(|(_, shown)| **shown).map(|(&id, _)| id).collect();
+            made.extend(self.continue_greedily(&ids, n)?.into_iter().map(i64::from));
         }
         Tensor::from_elems(DType::I64, vec![n_rows, n], &made)
             .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
@@ -294,9 +411,13 @@ impl Model {
                 )),
             })
             .collect::<Result<Vec<u32>, Error>>()?;
-        let spans = match inputs.get("attention_mask") {
-            None => vec![0..shape[1]; shape[0]],
-            Some(mask) => spans(mask, shape)?,
+        let shown = match inputs.get("attention_mask") {
+            None => vec![true; ids.len()],
+            Some(mask) if mask.shape() != shape => {
+                let why = format!("its shape is {:?}, but input_ids has {shape:?}", mask.shape());
+                return Err(input_error("attention_mask", why));
+            }
+            Some(mask) => integers("attention_mask", mask)?.into_iter().map(|m| m != 0).collect(),
         };
         let types = match (inputs.get("token_type_ids"), types) {
             (Some(given), Some(kinds)) => {
@@ -314,34 +435,11 @@ impl Model {
             }
             _ => Vec::new(),
         };
-        Ok(Batch { shape, ids, types, spans })
+        Ok(Batch { shape, ids, types, shown })
     }
 }
 
-/// For each row of a mask the tokens that count, which must be side by side.
-fn spans(mask: &Tensor, shape: [usize; 2]) -> Result<Vec<std::ops::Range<usize>>, Error> {
-    if mask.shape() != shape {
-        let why = format!("its shape is {:?}, but input_ids has {shape:?}", mask.shape());
-        return Err(input_error("attention_mask", why));
-    }
-    let mask = integers("attention_mask", mask)?;
-    mask.chunks(shape[1])
-        .enumerate()
-        .map(|(number, row)| {
-            let start = row.iter().position(|&m| m != 0).unwrap_or(0);
-            let len = row[start..].iter().take_while(|&&m| m != 0).count();
-            match row[start + len..].iter().any(|&m| m != 0) {
-                false => Ok(start..start + len),
-                true => Err(input_error(
-                    "attention_mask",
-                    format!("row {number} has a gap between ones"),
-                )),
-            }
-        })
-        .collect()
-}
-
-fn integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>, Error> {
+pub(crate) fn integers(name: &str, tensor: &Tensor) -> Result<Vec<i64>, Error> {
     let wrong = || input_error(name, format!("its type is {}", tensor.dtype()));
     let wide = match tensor.dtype() {
         DType::I64 => tensor.to_vec::<i64>(DType::I64),

@@ -39,6 +39,8 @@ mod model;
 mod onnx;
 mod package;
 mod perplexity;
+mod pictures;
+mod preprocess;
 mod runtime;
 mod score;
 mod sentence;
@@ -62,6 +64,7 @@ pub use model::{LoadOptions, Model, ModelId, ModelInfo, PartInfo};
 pub use onnx::OnnxModel;
 pub use package::{Finding, Package};
 pub use perplexity::Perplexity;
+pub use pictures::{PICTURE_INPUTS, PICTURE_OUTPUTS};
 pub use runtime::Runtime;
 pub use stepper::{ModelStepper, StepLimits};
 

@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use cyb_engine::{Config as EngineConfig, Engine, Event, Flow, Request, SeqId};
-use cyb_exec::{Backend, Executor, PrepareOptions, StepInfo};
+use cyb_exec::{Backend, Executor, MemoryUse, PrepareOptions, StepInfo};
 use cyb_formats::ModelFile;
 use cyb_ir::{Graph, Source};
-use cyb_models::{EncoderInfo, GraphOptions, Summary};
+use cyb_models::{EncoderInfo, GraphOptions, Summary, Template};
 use cyb_tensor::DType;
 use cyb_text::{EncodeOptions, Message};
 
 use crate::encoder::EncoderRunner;
 use crate::generation::{Completion, Generation};
 use crate::metrics::{Metrics, OpTime};
+use crate::pictures::PictureRunner;
 use crate::stepper::{ModelStepper, StepLimits};
 use crate::{Config, Error, ModelMemory, Package, SamplingParams, memory, sentence};
 
@@ -66,6 +67,7 @@ struct Inner {
     weight_bytes_per_step: u64,
     load_ms: f64,
     driver: Driver,
+    pictures: Option<PictureRunner>,
 }
 
 /// What drives a model's graph.
@@ -73,6 +75,8 @@ struct Inner {
 enum Driver {
     Decoder(Box<Mutex<Serving>>),
     Encoder(EncoderInfo, Box<Mutex<EncoderRunner>>),
+    /// There is a tower for pictures alone.
+    Pictures,
 }
 
 /// What all generations of a model share.
@@ -166,26 +170,38 @@ impl Model {
         package.file.check_unchanged()?;
         let kv_bytes_per_token = kv_bytes(&built.graph);
         let weight_bytes_per_step = step_bytes(&built.graph);
-        let executor =
-            Arc::new(Executor::prepare(built.graph, backends, PrepareOptions::default())?);
         let mut warnings = package.file.notes.clone();
         warnings.extend(built.warnings);
+        let pictures = built
+            .pictures
+            .map(|tower| PictureRunner::new(*tower, built.contrast, backends))
+            .transpose()?;
+        let executor = match &pictures {
+            Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
+            _ => Arc::new(Executor::prepare(built.graph, backends, PrepareOptions::default())?),
+        };
+        let inner = |executor: Arc<Executor>, load_ms: f64, driver: Driver| Inner {
+            id,
+            package,
+            family: built.family.name,
+            summary,
+            warnings,
+            executor,
+            config: config.clone(),
+            block: graph_options.kv_block,
+            kv_bytes_per_token,
+            weight_bytes_per_step,
+            load_ms,
+            driver,
+            pictures,
+        };
         if let Some(info) = built.encoder {
             let runner = EncoderRunner::new(&executor)?;
-            return Ok(Model(Arc::new(Inner {
-                id,
-                package,
-                family: built.family.name,
-                summary,
-                warnings,
-                executor,
-                config: config.clone(),
-                block: graph_options.kv_block,
-                kv_bytes_per_token,
-                weight_bytes_per_step,
-                load_ms: millis(start),
-                driver: Driver::Encoder(info, Box::new(Mutex::new(runner))),
-            })));
+            let driver = Driver::Encoder(info, Box::new(Mutex::new(runner)));
+            return Ok(Model(Arc::new(inner(executor, millis(start), driver))));
+        }
+        if built.family.template == Template::Towers {
+            return Ok(Model(Arc::new(inner(executor, millis(start), Driver::Pictures))));
         }
         let block = graph_options.kv_block;
         let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
@@ -212,20 +228,8 @@ impl Model {
         let latest = Metrics { load_ms, ..Metrics::default() };
         let serving =
             Serving { engine: Engine::new(stepper, engine_config), inbox: HashMap::new(), latest };
-        Ok(Model(Arc::new(Inner {
-            id,
-            package,
-            family: built.family.name,
-            summary,
-            warnings,
-            executor,
-            config: config.clone(),
-            block,
-            kv_bytes_per_token,
-            weight_bytes_per_step,
-            load_ms,
-            driver: Driver::Decoder(Box::new(Mutex::new(serving))),
-        })))
+        let driver = Driver::Decoder(Box::new(Mutex::new(serving)));
+        Ok(Model(Arc::new(inner(executor, load_ms, driver))))
     }
 
     /// Its name in the runtime.
@@ -359,6 +363,9 @@ impl Model {
                 let latest = Metrics { load_ms: self.0.load_ms, ..Metrics::default() };
                 (runner.times(), latest)
             }
+            Driver::Pictures => {
+                (Vec::new(), Metrics { load_ms: self.0.load_ms, ..Metrics::default() })
+            }
         };
         let times = times.into_iter().filter(|(_, time)| time.calls > 0);
         let ops = times.map(|(name, time)| OpTime {
@@ -409,15 +416,22 @@ impl Model {
                 let Ok(runner) = runner.lock() else { return ModelMemory::default() };
                 (runner.memory(), 0)
             }
+            Driver::Pictures => (MemoryUse::default(), 0),
+        };
+        let seeing = self.0.pictures.as_ref().and_then(|tower| tower.runner.lock().ok());
+        let seeing = seeing.map(|runner| runner.memory()).unwrap_or_default();
+        let both = match (&self.0.pictures, &self.0.driver) {
+            (Some(tower), Driver::Encoder(..)) => tower.executor.weight_bytes(),
+            _ => 0,
         };
         ModelMemory {
             file: self.0.package.file.tensor_bytes(),
-            weights: self.0.executor.weight_bytes() as u64,
+            weights: (self.0.executor.weight_bytes() + both) as u64,
             kv: used.states as u64,
             kv_per_token: self.0.kv_bytes_per_token,
             kv_tokens,
-            arena: used.arena as u64,
-            scratch: used.scratch as u64,
+            arena: (used.arena + seeing.arena) as u64,
+            scratch: (used.scratch + seeing.scratch) as u64,
         }
     }
 
@@ -436,7 +450,7 @@ impl Model {
     /// # Errors
     /// There is not enough memory.
     pub fn stepper(&self, limits: StepLimits) -> Result<ModelStepper, Error> {
-        if self.encoder().is_some() {
+        if !matches!(self.0.driver, Driver::Decoder(_)) {
             return Err(self.not_a_decoder());
         }
         let Summary { vocab_size, hidden_size, .. } = self.0.summary;
@@ -468,16 +482,21 @@ impl Model {
     pub(crate) fn serving(&self) -> Result<MutexGuard<'_, Serving>, Error> {
         match &self.0.driver {
             Driver::Decoder(serving) => serving.lock().map_err(|_| Error::Poisoned),
-            Driver::Encoder(..) => Err(self.not_a_decoder()),
+            Driver::Encoder(..) | Driver::Pictures => Err(self.not_a_decoder()),
         }
     }
 
     /// What drives an encoder; `None` for a decoder.
     pub(crate) fn encoder(&self) -> Option<(&EncoderInfo, &Mutex<EncoderRunner>)> {
         match &self.0.driver {
-            Driver::Decoder(_) => None,
+            Driver::Decoder(_) | Driver::Pictures => None,
             Driver::Encoder(info, runner) => Some((info, &**runner)),
         }
+    }
+
+    /// The tower for pictures of a model that sees.
+    pub(crate) fn pictures(&self) -> Option<&PictureRunner> {
+        self.0.pictures.as_ref()
     }
 
     fn not_a_decoder(&self) -> Error {

@@ -74,8 +74,9 @@ pub(crate) fn has_stages(metadata: &Metadata) -> bool {
 }
 
 impl Stages {
-    /// The stages of a model whose token vectors have `hidden` numbers.
-    pub(crate) fn read(file: &ModelFile, hidden: usize) -> Result<Stages, Error> {
+    /// The stages of a model whose token vectors have `hidden` numbers, or, when `pooled`, whose
+    /// texts have one vector already.
+    pub(crate) fn read(file: &ModelFile, hidden: usize, pooled: bool) -> Result<Stages, Error> {
         let m = &file.metadata;
         let fail = |key: &str, why: String| Error::Stage {
             model: m.file().display().to_string(),
@@ -90,12 +91,12 @@ impl Stages {
             lowercase: m.opt("sentence_bert_config.do_lower_case")?.unwrap_or(false),
             prompt: prompt(m)?,
         };
-        let mut pooled = false;
+        let mut pooled = pooled;
         for i in 0.. {
             let Some(name) = m.opt::<&str>(&format!("modules.{i}.type"))? else { break };
             let key = |what: &str| format!("modules.{i}.config.{what}");
             match name.rsplit('.').next().unwrap_or(name) {
-                "Transformer" if i == 0 => {}
+                "Transformer" | "CLIPModel" if i == 0 => {}
                 "Pooling" if !pooled => {
                     pooled = true;
                     stages.poolings = poolings(m, i)?;

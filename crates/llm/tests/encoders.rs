@@ -100,6 +100,11 @@ encoders! {
     mpnet "mpnet";
     nomic_bert "nomic-bert";
     eurobert "eurobert";
+    deberta "deberta";
+    deberta_tags "deberta-tags";
+    deberta_masked "deberta-masked";
+    modernbert_by_the_mean "modernbert-mean";
+    eurobert_late "eurobert-late";
     t5 "t5";
     t5_gated "t5-gated";
 }
@@ -108,6 +113,7 @@ encoders! {
 fn without_kernels() {
     agrees("bert", BackendKind::Atoms);
     agrees("roberta-nli", BackendKind::Atoms);
+    agrees("deberta", BackendKind::Atoms);
 }
 
 /// A copy of a golden model whose config.json is changed.

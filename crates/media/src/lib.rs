@@ -12,10 +12,12 @@ mod draw;
 mod font;
 mod image;
 mod letterbox;
+mod resample;
 mod resize;
 
 pub use crate::image::{Image, MAX_PIXELS, MAX_SIDE, MediaError, PictureFormat};
 pub use detection::{Box2, Candidate, Head, HeadError, Thresholds, suppress};
 pub use draw::{Color, Label, class_color, draw_labels};
 pub use letterbox::Letterbox;
+pub use resample::{Filter, resample};
 pub use resize::resize_linear;

@@ -8,9 +8,10 @@
 use cyb_formats::Value;
 use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
 use cyb_jets::{
-    ADD, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_PACKED, SILU, TANH,
+    ADD, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_DISENTANGLED, SDPA_PACKED,
+    SILU, TANH,
 };
-use cyb_tensor::{DType, Dim};
+use cyb_tensor::{DType, Dim, Tensor};
 
 use crate::decoder::RopeTable;
 use crate::keys::Keys;
@@ -52,10 +53,133 @@ pub struct EncoderInfo {
     /// Names of the head's labels, in the order of its logits; none without such a head.
     pub labels: Vec<String>,
     pub scores: Scores,
-    /// The position of a sequence's first token.
-    pub first_position: usize,
+    pub positions: Positions,
     /// Kinds of token types; 0 where the model has no such input.
     pub token_types: usize,
+    /// Which token's state stands for its sequence.
+    pub pooled: Pooled,
+    /// How relative positions are numbered, where the graph asks for them.
+    pub relative: Option<Relative>,
+    /// The token that texts are filled up with to the longest length; `None` where they are not.
+    pub fill: Option<u32>,
+    /// Width of the vector of a text that the graph itself makes; 0 without one.
+    pub embeds: usize,
+}
+
+impl EncoderInfo {
+    /// A model with a head, with everything else as most have it.
+    pub(crate) fn with_head(head: Head, labels: &[String], scores: Scores) -> EncoderInfo {
+        let labels = match head {
+            Head::Sequence | Head::Token => labels.to_vec(),
+            Head::None | Head::MaskedLm => Vec::new(),
+        };
+        EncoderInfo { head, labels, scores, ..EncoderInfo::default() }
+    }
+}
+
+/// A model of hidden states alone, with everything else as most have it.
+impl Default for EncoderInfo {
+    fn default() -> EncoderInfo {
+        EncoderInfo {
+            head: Head::None,
+            labels: Vec::new(),
+            scores: Scores::Plain,
+            positions: Positions::Counted,
+            token_types: 0,
+            pooled: Pooled::First,
+            relative: None,
+            fill: None,
+            embeds: 0,
+        }
+    }
+}
+
+/// How the tokens of a sequence get their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// From 0 on.
+    Counted,
+    /// From one behind this id of padding on; padding itself has its id as position and does not
+    /// count, as in RoBERTa.
+    PastPadding(u32),
+}
+
+impl Positions {
+    /// The position of each token.
+    pub fn of(self, ids: &[u32]) -> impl Iterator<Item = u32> {
+        let mut next = 0;
+        ids.iter().map(move |&id| match self {
+            Positions::Counted => {
+                next += 1;
+                next - 1
+            }
+            Positions::PastPadding(pad) if id == pad => pad,
+            Positions::PastPadding(pad) => {
+                next += 1;
+                next + pad
+            }
+        })
+    }
+}
+
+/// Which token's state stands for its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooled {
+    First,
+    Last,
+    /// The first with this id; the first of all without one.
+    Id(u32),
+    /// The first with the largest id.
+    LargestId,
+}
+
+impl Pooled {
+    /// Its index in the sequence.
+    pub fn of(self, ids: &[u32]) -> usize {
+        let largest = || ids.iter().copied().max().unwrap_or(0);
+        let place = |wanted: u32| ids.iter().position(|&id| id == wanted).unwrap_or(0);
+        match self {
+            Pooled::First => 0,
+            Pooled::Last => ids.len().saturating_sub(1),
+            Pooled::Id(id) => place(id),
+            Pooled::LargestId => place(largest()),
+        }
+    }
+}
+
+/// Relative positions as DeBERTa numbers them: by single steps near a token, by the logarithm of
+/// the distance further away.
+///
+/// Reference: `make_log_bucket_position` of Hugging Face transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relative {
+    /// Positions to each side; numbers are below twice that.
+    pub span: usize,
+    /// Buckets and the longest distance they are for, where distances are put into buckets. There
+    /// are at least 2, and half of them are less than the distance less 1.
+    pub buckets: Option<[usize; 2]>,
+}
+
+impl Relative {
+    /// The number of a key that lies `back` tokens before its query; it does not fall as `back`
+    /// rises.
+    pub fn number(&self, back: i64) -> u32 {
+        let span = self.span as i64;
+        (self.bucket(back) + span).clamp(0, 2 * span - 1) as u32
+    }
+
+    fn bucket(&self, back: i64) -> i64 {
+        let Some([count, longest]) = self.buckets else { return back };
+        let middle = (count / 2) as i64;
+        let apart = back.abs();
+        if apart <= middle {
+            return back;
+        }
+        // In f32, as the reference.
+        let (steps, unit) = (middle as f32, (longest - 1) as f64 / middle as f64);
+        let log = (apart as f32 / steps).ln() / (unit as f32).ln() * (steps - 1.0);
+        (log.ceil() as i64 + middle) * back.signum()
+    }
 }
 
 /// Activation of a feed-forward or a head.
@@ -110,19 +234,33 @@ pub(crate) struct Sizes {
 pub(crate) struct Encoder<'a> {
     pub(crate) b: Builder,
     pub(crate) weights: Weights<'a>,
-    tokens: ValueId,
+    tokens: Option<ValueId>,
     bounds: ValueId,
-    pub(crate) positions: Option<ValueId>,
+    shown: ValueId,
+    positions: Option<ValueId>,
     token_types: Option<ValueId>,
-    firsts: Option<ValueId>,
+    pooled: Option<ValueId>,
+    relatives: Option<ValueId>,
+    relative_index: Option<ValueId>,
 }
 
 impl<'a> Encoder<'a> {
     pub(crate) fn new(weights: Weights<'a>) -> Encoder<'a> {
         let mut b = Builder::new();
-        let tokens = input(&mut b, inputs::TOKENS, "T");
         let bounds = input(&mut b, inputs::BOUNDS, "B");
-        Encoder { b, weights, tokens, bounds, positions: None, token_types: None, firsts: None }
+        let shown = input(&mut b, inputs::SHOWN, "T");
+        Encoder {
+            b,
+            weights,
+            tokens: None,
+            bounds,
+            shown,
+            positions: None,
+            token_types: None,
+            pooled: None,
+            relatives: None,
+            relative_index: None,
+        }
     }
 
     fn jet(&mut self, jet: &'static Jet, attrs: Attrs, inputs: &[ValueId]) -> Built {
@@ -137,8 +275,49 @@ impl<'a> Encoder<'a> {
 
     /// Rows of a table by token id: `[T, width]`.
     pub(crate) fn embed_tokens(&mut self, name: &str, shape: [usize; 2]) -> Built {
-        let tokens = self.tokens;
+        let b = &mut self.b;
+        let tokens = *self.tokens.get_or_insert_with(|| input(b, inputs::TOKENS, "T"));
         self.embed(name, shape, tokens)
+    }
+
+    /// The patches of pictures: `[T, width]`.
+    pub(crate) fn patches(&mut self, width: usize) -> ValueId {
+        self.b.input(inputs::PATCHES, Fact::new(DType::F32, [Dim::symbol("T"), width.into()]))
+    }
+
+    /// What is added to each patch for its place: `[T, width]`.
+    pub(crate) fn place_rows(&mut self, width: usize) -> ValueId {
+        self.b.input(inputs::PLACE_ROWS, Fact::new(DType::F32, [Dim::symbol("T"), width.into()]))
+    }
+
+    /// Patches under a convolution whose windows they are; `shape` is that of its weight.
+    pub(crate) fn convolve(&mut self, name: &str, shape: [usize; 4]) -> Built {
+        self.b.set_label(name);
+        let width = shape[1..].iter().fold(1usize, |n, d| n.saturating_mul(*d));
+        let patches = self.patches(width);
+        let weight = format!("{name}.weight");
+        let weight = self.weights.reshaped(&mut self.b, &weight, &shape, &[shape[0], width])?;
+        let bias = format!("{name}.bias");
+        if self.weights.has(&bias) {
+            let bias = self.weights.value(&mut self.b, &bias, &[shape[0]])?;
+            return self.jet(&LINEAR, Attrs::new(), &[patches, weight, bias]);
+        }
+        self.jet(&LINEAR, Attrs::new(), &[patches, weight])
+    }
+
+    /// Rows of a constant by position: `[T, width]`.
+    pub(crate) fn constant_by_position(&mut self, table: Tensor) -> Built {
+        let table = self.b.constant(table);
+        let positions = self.positions();
+        self.b.set_label("places");
+        self.jet(&EMBEDDING, Attrs::new(), &[table, positions])
+    }
+
+    /// A constant row `[1, width]` for every token of `x`: `[T, width]`.
+    pub(crate) fn constant_rows(&mut self, row: Tensor, x: ValueId) -> Built {
+        let row = self.b.constant(row);
+        let (tokens, width) = (self.b.dim(x, 0)?, self.b.dim(row, 1)?);
+        Ok(self.b.broadcast(row, [tokens, width])?)
     }
 
     /// Rows of a table by position: `[T, width]`.
@@ -160,12 +339,30 @@ impl<'a> Encoder<'a> {
         self.jet(&EMBEDDING, Attrs::new(), &[table, ids])
     }
 
-    /// The first token of each sequence: `[R, width]`.
-    pub(crate) fn firsts(&mut self, x: ValueId) -> Built {
+    /// Rows of a table by relative position, those that the sequences at hand need: `[P, width]`.
+    pub(crate) fn embed_relatives(&mut self, name: &str, shape: [usize; 2]) -> Built {
         let b = &mut self.b;
-        let firsts = *self.firsts.get_or_insert_with(|| input(b, inputs::FIRSTS, "R"));
-        self.b.set_label("firsts");
-        self.jet(&EMBEDDING, Attrs::new(), &[x, firsts])
+        let ids = *self.relatives.get_or_insert_with(|| input(b, inputs::RELATIVES, "P"));
+        self.embed(name, shape, ids)
+    }
+
+    /// The token that stands for each sequence: `[R, width]`.
+    pub(crate) fn pooled(&mut self, x: ValueId) -> Built {
+        let b = &mut self.b;
+        let pooled = *self.pooled.get_or_insert_with(|| input(b, inputs::POOLED, "R"));
+        self.b.set_label("pooled");
+        self.jet(&EMBEDDING, Attrs::new(), &[x, pooled])
+    }
+
+    /// The mean over the tokens of each sequence that are not hidden: `[R, width]`.
+    pub(crate) fn mean(&mut self, x: ValueId) -> Built {
+        // Attention that finds every key equally good.
+        self.b.set_label("mean");
+        let one = self.b.slice(x, 1, 0usize, 1usize)?;
+        let one = self.heads(one, 1)?; // [T, 1, 1]
+        let values = self.heads(x, 1)?; // [T, 1, width]
+        let means = self.attention([one, one, values], 0.0, None)?; // [T, width]
+        self.pooled(means)
     }
 
     /// `a + b`.
@@ -197,6 +394,11 @@ impl<'a> Encoder<'a> {
             return self.jet(&LINEAR, Attrs::new(), &[x, weight, bias]);
         }
         self.jet(&LINEAR, Attrs::new(), &[x, weight])
+    }
+
+    /// As [`Encoder::linear`], with the names of weight and bias.
+    pub(crate) fn linear_of(&mut self, x: ValueId, weight: &str, bias: &str, out: usize) -> Built {
+        self.unembed(x, weight, out, bias)
     }
 
     /// The product with a table of embeddings, and a bias: `[..., rows]`.
@@ -302,8 +504,14 @@ impl<'a> Encoder<'a> {
         scale: f64,
         window: Option<usize>,
     ) -> Built {
-        let attrs = Attrs::new().with("scale", scale).with("window", window.unwrap_or(0));
-        self.attend(attrs, &[q, k, v, self.bounds])
+        let attrs = packed(scale, window.unwrap_or(0), false);
+        self.attend(&SDPA_PACKED, attrs, &[q, k, v, self.bounds, self.shown])
+    }
+
+    /// As [`Encoder::attention`] to the tokens up to itself.
+    pub(crate) fn causal_attention(&mut self, [q, k, v]: [ValueId; 3], scale: f64) -> Built {
+        let attrs = packed(scale, 0, true);
+        self.attend(&SDPA_PACKED, attrs, &[q, k, v, self.bounds, self.shown])
     }
 
     /// As [`Encoder::attention`] without a window, with `bias [heads, W]` added to scores by the
@@ -314,12 +522,33 @@ impl<'a> Encoder<'a> {
         scale: f64,
         bias: ValueId,
     ) -> Built {
-        let attrs = Attrs::new().with("scale", scale).with("window", 0usize);
-        self.attend(attrs, &[q, k, v, self.bounds, bias])
+        let attrs = packed(scale, 0, false);
+        self.attend(&SDPA_PACKED, attrs, &[q, k, v, self.bounds, self.shown, bias])
     }
 
-    fn attend(&mut self, attrs: Attrs, given: &[ValueId]) -> Built {
-        let y = self.jet(&SDPA_PACKED, attrs, given)?; // [T, heads, head_dim]
+    /// As [`Encoder::attention`], with products of queries with the relative positions
+    /// `[P, heads, head_dim]` of keys, and of keys with those of queries, added to scores.
+    pub(crate) fn disentangled_attention(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        scale: f64,
+        pos_k: Option<ValueId>,
+        pos_q: Option<ValueId>,
+    ) -> Built {
+        let b = &mut self.b;
+        let index =
+            self.relative_index.get_or_insert_with(|| input(b, inputs::RELATIVE_INDEX, "W"));
+        let attrs = Attrs::new()
+            .with("scale", scale)
+            .with("c2p", pos_k.is_some())
+            .with("p2c", pos_q.is_some());
+        let mut given = vec![q, k, v, self.bounds, self.shown, *index];
+        given.extend(pos_k.into_iter().chain(pos_q));
+        self.attend(&SDPA_DISENTANGLED, attrs, &given)
+    }
+
+    fn attend(&mut self, jet: &'static Jet, attrs: Attrs, given: &[ValueId]) -> Built {
+        let y = self.jet(jet, attrs, given)?; // [T, heads, head_dim]
         let [tokens, heads, width] = [0, 1, 2].map(|axis| self.b.dim(y, axis));
         Ok(self.b.reshape(y, [tokens?, heads? * width?])?)
     }
@@ -328,9 +557,15 @@ impl<'a> Encoder<'a> {
         self.b.output(name, x);
     }
 
-    fn finish(self) -> (Graph, Weights<'a>) {
+    /// The graph, and the tensors for another one.
+    pub(crate) fn finish(mut self) -> (Graph, Weights<'a>) {
+        self.weights.forget_values();
         (self.b.finish(), self.weights)
     }
+}
+
+fn packed(scale: f64, window: usize, causal: bool) -> Attrs {
+    Attrs::new().with("scale", scale).with("window", window).with("causal", causal)
 }
 
 fn input(b: &mut Builder, name: &str, symbol: &str) -> ValueId {
@@ -367,7 +602,15 @@ impl<'f> Source<'f> {
             context_length: sizes.context_length,
             parameters,
         };
-        Ok(TextModel { family, summary, graph, warnings, encoder: Some(info) })
+        Ok(TextModel {
+            family,
+            summary,
+            graph,
+            warnings,
+            encoder: Some(info),
+            pictures: None,
+            contrast: None,
+        })
     }
 }
 

@@ -53,3 +53,10 @@ pub enum ModelError {
     #[error("the graph of the model cannot be built: {0}")]
     Graph(#[from] IrError),
 }
+
+impl ModelError {
+    /// A tensor of our own making that cannot be.
+    pub(crate) fn tensor(problem: cyb_tensor::TensorError) -> ModelError {
+        ModelError::Graph(IrError::Illegal(problem.to_string()))
+    }
+}

@@ -12,7 +12,7 @@ use cyb_formats::{FromValue, Metadata, Value};
 use crate::ModelError;
 
 /// Prefixes of keys that describe a file or its vocabulary and never change the graph.
-const DESCRIPTIVE: [&str; 12] = [
+const DESCRIPTIVE: [&str; 14] = [
     "general.",
     "tokenizer.",
     "quantize.",
@@ -25,6 +25,8 @@ const DESCRIPTIVE: [&str; 12] = [
     "modules.",
     "sentence_bert_config.",
     "config_sentence_transformers.",
+    "preprocessor_config.",
+    "processor_config.",
 ];
 
 /// The prefix of what config.json says.

@@ -15,6 +15,7 @@ mod families;
 mod keys;
 mod names;
 mod options;
+mod picture;
 mod registry;
 mod relative;
 pub mod rope;
@@ -22,9 +23,10 @@ mod synthetic;
 mod weights;
 
 pub use config::Config;
-pub use encoder::{EncoderInfo, Head, Scores};
+pub use encoder::{EncoderInfo, Head, Pooled, Positions, Relative, Scores};
 pub use error::ModelError;
 pub use options::GraphOptions;
+pub use picture::{Contrast, Cut, PictureInfo, PictureTower, Places};
 pub use registry::{FAMILIES, Family, Sampling, Summary, Template, TextModel, build, find};
 pub use synthetic::synthetic;
 
@@ -50,8 +52,20 @@ pub mod inputs {
     pub const BOUNDS: &str = "bounds";
     /// `I32[T]`: the kind of each of an encoder's tokens.
     pub const TOKEN_TYPES: &str = "token_types";
-    /// `I32[R]`: the first token of each of an encoder's sequences.
-    pub const FIRSTS: &str = "firsts";
+    /// `I32[T]`: 0 for those of an encoder's tokens that no other sees.
+    pub const SHOWN: &str = "shown";
+    /// `I32[R]`: the token that stands for each of an encoder's sequences.
+    pub const POOLED: &str = "pooled";
+    /// `I32[P]`: numbers of the relative positions that an encoder's sequences need, rising.
+    pub const RELATIVES: &str = "relatives";
+    /// `I32[W]`: which of the P each distance of key and query has, the middle for none.
+    pub const RELATIVE_INDEX: &str = "relative_index";
+    /// `F32[T, patch]`: patches of pictures.
+    pub const PATCHES: &str = "patches";
+    /// `F32[T, hidden]`: what is added to patches for their places.
+    pub const PLACE_ROWS: &str = "place_rows";
+    /// Output `F32[R, width]`: vectors in the space that texts and pictures share.
+    pub const EMBEDS: &str = "embeds";
     /// Output `F32[L, vocab]` of a decoder; of an encoder see [`crate::Head`].
     pub const LOGITS: &str = "logits";
     /// Output `F32[R, hidden]` of an encoder with a pooler.

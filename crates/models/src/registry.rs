@@ -9,9 +9,11 @@ use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::encoder::EncoderInfo;
 use crate::families::{
-    bert, eurobert, gemma2, gemma3, llama, modernbert, nomic_bert, phi3, qwen2, qwen3, t5,
+    bert, clip, deberta_v2, eurobert, gemma2, gemma3, llama, modernbert, nomic_bert, phi3, qwen2,
+    qwen3, t5,
 };
 use crate::keys::Keys;
+use crate::picture::{Contrast, PictureTower};
 use crate::weights::Weights;
 use crate::{GraphOptions, ModelError};
 
@@ -24,10 +26,12 @@ pub static FAMILIES: &[&Family] = &[
     &gemma3::FAMILY,
     &phi3::FAMILY,
     &bert::FAMILY,
+    &deberta_v2::FAMILY,
     &modernbert::FAMILY,
     &nomic_bert::FAMILY,
     &eurobert::FAMILY,
     &t5::FAMILY,
+    &clip::FAMILY,
 ];
 
 /// What the runtime knows about an architecture family.
@@ -49,6 +53,8 @@ pub enum Template {
     TextDecoder,
     /// Packed sequences in, hidden states and what a head makes of them out.
     TextEncoder,
+    /// An encoder of texts, one of pictures, or both.
+    Towers,
 }
 
 /// Default sampling parameters.
@@ -78,6 +84,10 @@ pub struct TextModel {
     pub warnings: Vec<String>,
     /// How it is driven when it is an encoder.
     pub encoder: Option<EncoderInfo>,
+    /// The tower for pictures. Where there is no `encoder` beside it, `graph` is empty.
+    pub pictures: Option<Box<PictureTower>>,
+    /// How texts and pictures are compared.
+    pub contrast: Option<Contrast>,
 }
 
 /// The sizes of a model, for its users.
@@ -199,6 +209,14 @@ impl Source<'_> {
             context_length: sizes.served(self.options),
             parameters,
         };
-        Ok(TextModel { family: self.family, summary, graph, warnings, encoder: None })
+        Ok(TextModel {
+            family: self.family,
+            summary,
+            graph,
+            warnings,
+            encoder: None,
+            pictures: None,
+            contrast: None,
+        })
     }
 }

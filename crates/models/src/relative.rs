@@ -27,8 +27,7 @@ impl Buckets {
                 bias.push(table[self.of(distance) * heads + head]);
             }
         }
-        Tensor::from_f32(vec![heads, 2 * self.max_distance + 1], &bias)
-            .map_err(|e| ModelError::Graph(cyb_ir::IrError::Illegal(e.to_string())))
+        Tensor::from_f32(vec![heads, 2 * self.max_distance + 1], &bias).map_err(ModelError::tensor)
     }
 
     /// Half of the buckets are for keys behind the query. Of each half the first half counts single

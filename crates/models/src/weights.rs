@@ -136,11 +136,11 @@ impl<'f> Weights<'f> {
         Ok(tensor.to_f32_vec().ok())
     }
 
-    /// The numbers of a small matrix of floats that shapes the graph, row by row.
-    pub(crate) fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, ModelError> {
+    /// The numbers of a small tensor of floats that shapes the graph, row by row.
+    pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let name = &self.name(name);
         let tensor = self.file.tensor(name)?;
-        self.check(name, tensor.shape(), &shape)?;
+        self.check(name, tensor.shape(), shape)?;
         self.used.borrow_mut().insert(name.clone());
         let mut values = vec![0.0; tensor.elems()];
         cyb_tensor::quant::decode(tensor.dtype(), tensor.bytes().as_slice(), &mut values).map_err(
@@ -152,6 +152,28 @@ impl<'f> Weights<'f> {
             },
         )?;
         Ok(values)
+    }
+
+    /// As [`Weights::value`], with the elements in another shape.
+    pub(crate) fn reshaped(
+        &mut self,
+        b: &mut Builder,
+        name: &str,
+        shape: &[usize],
+        to: &[usize],
+    ) -> Result<ValueId, ModelError> {
+        let name = &self.name(name);
+        let tensor = self.file.tensor(name)?;
+        self.check(name, tensor.shape(), shape)?;
+        self.used.borrow_mut().insert(name.clone());
+        let tensor = Tensor::new(tensor.dtype(), to.to_vec(), tensor.bytes().clone())
+            .map_err(ModelError::tensor)?;
+        Ok(b.weight(name, tensor))
+    }
+
+    /// Prepares for another graph: values are those of one.
+    pub(crate) fn forget_values(&mut self) {
+        self.made.clear();
     }
 
     fn check(&self, name: &str, got: &[usize], want: &[usize]) -> Result<(), ModelError> {

@@ -20,10 +20,12 @@ pub(crate) struct Arguments {
     /// A second text that is read together with each
     #[arg(long, allow_hyphen_values = true, conflicts_with = "labels")]
     pair: Option<String>,
-    /// Labels to choose among, separated by commas, through a model of entailment
+    /// Labels to choose among, separated by commas, through a model of entailment, or for pictures
+    /// one that sees
     #[arg(long, value_delimiter = ',', value_name = "A,B,C")]
     labels: Vec<String>,
-    /// The statement that a label makes of a text [default: This example is {}.]
+    /// The statement that a label makes [default: This example is {}. Of a picture: This is a photo
+    /// of {}.]
     #[arg(long, requires = "labels", value_name = "TEXT")]
     hypothesis: Option<String>,
     /// Score each label by itself instead of against the others
@@ -40,18 +42,32 @@ pub(crate) struct Arguments {
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let texts = arguments.texts.read()?;
+    let images = arguments.texts.images()?;
+    if !images.is_empty() && arguments.labels.is_empty() {
+        return Err(Failure::usage("--image needs --labels to choose among"));
+    }
     let runtime = cyb_llm::Runtime::new(settings.config()?)?;
     if let Some(model) = runtime.fasttext(settings.model())? {
         return by_fasttext(common, arguments, &model, &texts);
     }
     let model = runtime.load(settings.model())?;
     let options = TextOptions { truncate: arguments.truncate };
-    if !arguments.labels.is_empty() {
+    let labels: Vec<&str> = arguments.labels.iter().map(|label| label.trim()).collect();
+    if !images.is_empty() {
+        let hypothesis = arguments.hypothesis.as_deref().unwrap_or("This is a photo of {}.");
+        let how =
+            ZeroShot { hypothesis: hypothesis.to_owned(), multi_label: arguments.multi_label };
+        for image in &images {
+            let scored = model.classify_image(image, &labels, &how, options)?;
+            show(common, best(&scored, arguments.top))?;
+        }
+        return Ok(());
+    }
+    if !labels.is_empty() {
         let mut how = ZeroShot { multi_label: arguments.multi_label, ..ZeroShot::default() };
         if let Some(hypothesis) = &arguments.hypothesis {
             how.hypothesis.clone_from(hypothesis);
         }
-        let labels: Vec<&str> = arguments.labels.iter().map(|label| label.trim()).collect();
         for text in &texts {
             let scored = model.classify_by(text, &labels, &how, options)?;
             show(common, best(&scored, arguments.top))?;
@@ -84,7 +100,7 @@ fn by_fasttext(
     model: &FastText,
     texts: &[String],
 ) -> Result<(), Failure> {
-    if !arguments.labels.is_empty() || arguments.pair.is_some() {
+    if !arguments.labels.is_empty() || arguments.pair.is_some() || texts.is_empty() {
         return Err(Failure::work("a fastText model takes single texts and has labels of its own"));
     }
     let mut scratch = Scratch::default();

@@ -7,7 +7,7 @@ use cyb_llm::media::{Box2, Image, Label, PictureFormat, class_color, draw_labels
 use cyb_llm::{DetectOptions, Detection, Runtime};
 use serde::Serialize;
 
-use super::read_text;
+use super::{read_image, read_text};
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output;
@@ -86,11 +86,6 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         ]
     };
     output::text(&output::table(&detections.iter().map(row).collect::<Vec<_>>()))
-}
-
-fn read_image(path: &Path) -> Result<Image, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, error))?;
-    Image::decode(&bytes).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
 }
 
 /// A file with a name a line where there is such a file, else names separated by commas.

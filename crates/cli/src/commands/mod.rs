@@ -24,6 +24,7 @@ mod verify;
 use std::path::Path;
 
 use clap::Subcommand;
+use cyb_llm::media::Image;
 use cyb_llm::{Message, Package, Runtime};
 
 use crate::args::{Arguments, Common, ModelArgument};
@@ -91,6 +92,12 @@ fn package(common: &Common, model: &ModelArgument) -> Result<Package, Failure> {
 }
 
 /// A text file.
+/// The picture in a file.
+pub(super) fn read_image(path: &Path) -> Result<Image, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, error))?;
+    Image::decode(&bytes).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+}
+
 fn read_text(path: &Path) -> Result<String, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, error))?;
     String::from_utf8(bytes).map_err(|error| {

@@ -22,14 +22,19 @@ pub(crate) static ROWS: &[Row] =
     &[Row { op: "sdpa_packed", name: "attention_packed", supports, build }];
 
 /// Queries of a tile.
-const QUERIES: usize = 6;
+pub(super) const QUERIES: usize = 6;
 /// Blocks of keys, or vectors of values, that a tile is multiplied with at a time.
-const WIDE: usize = 2;
+pub(super) const WIDE: usize = 2;
 
 fn supports(call: &Call<'_>) -> bool {
-    let floats = call.inputs.iter().enumerate().all(|(i, f)| i == 3 || f.dtype == DType::F32);
     let known = |i: usize, axis: usize| call.inputs[i].shape[axis].known().is_some();
-    floats && call.inputs[3].dtype == DType::I32 && known(0, 1) && known(1, 1)
+    typed(call, 3..5) && known(0, 1) && known(1, 1)
+}
+
+/// Whether the inputs of a call are floats but those in `ints`.
+pub(super) fn typed(call: &Call<'_>, ints: Range<usize>) -> bool {
+    let right = |i: usize| if ints.contains(&i) { DType::I32 } else { DType::F32 };
+    call.inputs.iter().enumerate().all(|(i, f)| f.dtype == right(i))
 }
 
 fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -37,6 +42,7 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     Ok(Box::new(Attention {
         scale: attrs.float("scale")? as f32,
         window: attrs.size("window")?,
+        causal: attrs.flag("causal")?,
         workers: b.team.count(),
         isa: b.isa,
     }))
@@ -47,24 +53,26 @@ struct Attention {
     scale: f32,
     /// Positions a token sees on each side; 0 is all.
     window: usize,
+    /// Whether a token sees none after it.
+    causal: bool,
     workers: usize,
     isa: AnyIsa,
 }
 
 /// Sizes of one call.
 #[derive(Clone, Copy)]
-struct Sizes {
-    tokens: usize,
-    heads: usize,
-    groups: usize,
+pub(super) struct Sizes {
+    pub(super) tokens: usize,
+    pub(super) heads: usize,
+    pub(super) groups: usize,
     /// Width of a key and of a value.
-    key: usize,
-    value: usize,
-    sequences: usize,
+    pub(super) key: usize,
+    pub(super) value: usize,
+    pub(super) sequences: usize,
 }
 
 impl Sizes {
-    fn of(t: &[RawTensor]) -> Sizes {
+    pub(super) fn of(t: &[RawTensor]) -> Sizes {
         Sizes {
             tokens: t[0].dims[0],
             heads: t[0].dims[1],
@@ -75,60 +83,60 @@ impl Sizes {
         }
     }
 
-    fn padded_value(&self) -> usize {
+    pub(super) fn padded_value(&self) -> usize {
         self.value.next_multiple_of(LANES)
     }
 
     /// Blocks of 16 positions: sequence r begins at block `bounds[r] / 16 + r`, which leaves room
     /// for the incomplete block at the end of each.
-    fn blocks(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         self.tokens / LANES + self.sequences
     }
 
-    fn key_floats(&self) -> usize {
+    pub(super) fn key_floats(&self) -> usize {
         self.groups * self.blocks() * self.key * LANES
     }
 
-    fn value_floats(&self) -> usize {
+    pub(super) fn value_floats(&self) -> usize {
         self.groups * self.blocks() * LANES * self.padded_value()
     }
 
     /// Floats of the scores of one query.
-    fn score_stride(&self) -> usize {
+    pub(super) fn score_stride(&self) -> usize {
         self.tokens.next_multiple_of(LANES)
     }
 
     /// Floats that a worker needs: the queries of a tile and their scores.
-    fn workspace(&self) -> usize {
+    pub(super) fn workspace(&self) -> usize {
         QUERIES * (self.key + self.score_stride())
     }
 }
 
 /// A sequence of the call.
 #[derive(Clone, Copy)]
-struct Sequence {
+pub(super) struct Sequence {
     /// Its first token.
-    start: usize,
-    len: usize,
+    pub(super) start: usize,
+    pub(super) len: usize,
     /// Its first block of positions.
-    block: usize,
+    pub(super) block: usize,
 }
 
 impl Sequence {
-    fn blocks(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         self.len.div_ceil(LANES)
     }
 
-    fn tiles(&self) -> usize {
+    pub(super) fn tiles(&self) -> usize {
         self.len.div_ceil(QUERIES)
     }
 }
 
 /// Bounds, checked.
-struct Sequences<'a>(&'a [i32]);
+pub(super) struct Sequences<'a>(&'a [i32]);
 
 impl Sequences<'_> {
-    fn new(bounds: &[i32], tokens: usize) -> Result<Sequences<'_>, String> {
+    pub(super) fn new(bounds: &[i32], tokens: usize) -> Result<Sequences<'_>, String> {
         let ends = [bounds.first().copied(), bounds.last().copied()];
         if ends != [Some(0), i32::try_from(tokens).ok()] || !bounds.is_sorted() {
             return Err(format!("bounds {bounds:?} do not rise from 0 to {tokens}"));
@@ -136,12 +144,12 @@ impl Sequences<'_> {
         Ok(Sequences(bounds))
     }
 
-    fn get(&self, index: usize) -> Sequence {
+    pub(super) fn get(&self, index: usize) -> Sequence {
         let (start, end) = (self.0[index] as usize, self.0[index + 1] as usize);
         Sequence { start, len: end - start, block: start / LANES + index }
     }
 
-    fn iter(&self) -> impl Iterator<Item = Sequence> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Sequence> + '_ {
         (0..self.0.len() - 1).map(|i| self.get(i))
     }
 }
@@ -157,7 +165,8 @@ impl Kernel for Attention {
         let sizes = Sizes::of(io.inputs);
         let sequences = Sequences::new(io.slice::<i32>(3), sizes.tokens)?;
         let (queries, keys, values) = (io.slice::<f32>(0), io.slice::<f32>(1), io.slice::<f32>(2));
-        let bias = (io.inputs.len() > 4).then(|| (io.slice::<f32>(4), io.dims(4)[1]));
+        let shown = io.slice::<i32>(4);
+        let bias = (io.inputs.len() > 5).then(|| (io.slice::<f32>(5), io.dims(5)[1]));
         let scratch = io.scratch::<f32>();
         let padded = sizes.padded_value();
         let (key_block, value_block) = (sizes.key * LANES, LANES * padded);
@@ -223,6 +232,7 @@ impl Kernel for Attention {
                 kernel: self,
                 sizes,
                 len: sequence.len,
+                shown: &shown[sequence.start..][..sequence.len],
                 queries,
                 keys: &keys[first * key_block..][..n * key_block],
                 values: &values[first * value_block..][..n * value_block],
@@ -241,13 +251,13 @@ impl Kernel for Attention {
 
 /// Rows that lie `stride` floats apart.
 #[derive(Clone, Copy)]
-struct Rows {
-    stride: usize,
-    width: usize,
+pub(super) struct Rows {
+    pub(super) stride: usize,
+    pub(super) width: usize,
 }
 
 /// `len` rows as blocks `[width, 16]`, the last one filled up with zeros.
-fn turn(x: &[f32], rows: Rows, len: usize, out: &mut [f32]) {
+pub(super) fn turn(x: &[f32], rows: Rows, len: usize, out: &mut [f32]) {
     for (b, block) in out.chunks_exact_mut((rows.width * LANES).max(1)).enumerate() {
         let n = LANES.min(len - b * LANES);
         for (d, lanes) in block.chunks_exact_mut(LANES).enumerate() {
@@ -259,7 +269,7 @@ fn turn(x: &[f32], rows: Rows, len: usize, out: &mut [f32]) {
 }
 
 /// `len` rows, each filled up to `padded` floats, then rows of zeros.
-fn pad(x: &[f32], rows: Rows, len: usize, padded: usize, out: &mut [f32]) {
+pub(super) fn pad(x: &[f32], rows: Rows, len: usize, padded: usize, out: &mut [f32]) {
     for (i, row) in out.chunks_exact_mut(padded.max(1)).enumerate() {
         let (head, tail) = row.split_at_mut(rows.width);
         match i < len {
@@ -272,12 +282,12 @@ fn pad(x: &[f32], rows: Rows, len: usize, padded: usize, out: &mut [f32]) {
 
 /// The queries of a tile.
 #[derive(Clone, Copy)]
-struct Queries<'a> {
+pub(super) struct Queries<'a> {
     /// Position of the first in its sequence.
-    first: usize,
-    count: usize,
-    rows: &'a [f32],
-    stride: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+    pub(super) rows: &'a [f32],
+    pub(super) stride: usize,
 }
 
 /// One tile of queries over its sequence's keys and values.
@@ -286,6 +296,8 @@ struct Attend<'a, F> {
     sizes: Sizes,
     /// Tokens of the sequence.
     len: usize,
+    /// 0 for tokens that no other sees.
+    shown: &'a [i32],
     queries: Queries<'a>,
     /// Blocks `[key width, 16]`.
     keys: &'a [f32],
@@ -303,7 +315,8 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
 
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
-        let Attend { kernel, sizes, len, queries, keys, values, bias, workspace, out } = self;
+        let Attend { kernel, sizes, len, shown, queries, keys, values, bias, workspace, out } =
+            self;
         let stride = sizes.score_stride();
         let (scaled, scores) = workspace.split_at_mut(QUERIES * sizes.key);
         // [key width, QUERIES]; missing queries are zeros and their results are not used.
@@ -314,10 +327,15 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
             }
         }
         // Positions that any query of the tile sees, in whole blocks.
-        let seen = |query: usize| match kernel.window {
-            0 => 0..len,
-            w => (queries.first + query).saturating_sub(w)..len.min(queries.first + query + w + 1),
+        let seen = |query: usize| {
+            let at = queries.first + query;
+            let end = if kernel.causal { at + 1 } else { len };
+            match kernel.window {
+                0 => 0..end,
+                w => at.saturating_sub(w)..end.min(at + w + 1),
+            }
         };
+        let hides = shown.contains(&0);
         let begin = seen(0).start / LANES;
         let end = seen(queries.count - 1).end.div_ceil(LANES);
 
@@ -346,6 +364,9 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
             let seen = seen(i);
             row[..seen.start - begin * LANES].fill(f32::NEG_INFINITY);
             row[seen.end - begin * LANES..].fill(f32::NEG_INFINITY);
+            if hides {
+                hide(row, &shown[begin * LANES..]);
+            }
             *sum = exponentials(s, row);
         }
         let padded = sizes.padded_value();
@@ -367,7 +388,7 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
 
 /// Products of a tile's queries with `B` blocks of keys.
 #[inline(always)]
-fn score<S: Isa, const B: usize>(
+pub(super) fn score<S: Isa, const B: usize>(
     s: S,
     queries: &[f32],
     keys: &[f32],
@@ -420,9 +441,18 @@ fn gain<S: Isa>(s: S, row: &mut [f32], bias: &[f32], first: usize, query: usize)
     }
 }
 
-/// `exp(x - max)` in place; gives the sum.
+/// Takes tokens that are not shown out of scores; those past the end are out.
+pub(super) fn hide(scores: &mut [f32], shown: &[i32]) {
+    for (score, &shown) in scores.iter_mut().zip(shown) {
+        if shown == 0 {
+            *score = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// `exp(x - max)` in place; gives the sum, 0 where there is nothing but -inf.
 #[inline(always)]
-fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> f32 {
+pub(super) fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> f32 {
     let mut top = s.splat(f32::NEG_INFINITY);
     for lanes in row.chunks_exact(LANES) {
         top = s.max(top, s.load_partial(lanes));
@@ -443,16 +473,16 @@ fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> f32 {
 
 /// A part of the values: columns from `column`, some rows.
 #[derive(Clone)]
-struct Place {
-    column: usize,
-    padded: usize,
-    rows: Range<usize>,
+pub(super) struct Place {
+    pub(super) column: usize,
+    pub(super) padded: usize,
+    pub(super) rows: Range<usize>,
 }
 
 /// `B` vectors of the results of a tile.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "one call site; it is inlined")]
-fn weigh<'o, S: Isa, const B: usize, F: Fn(usize) -> &'o mut [f32]>(
+pub(super) fn weigh<'o, S: Isa, const B: usize, F: Fn(usize) -> &'o mut [f32]>(
     s: S,
     weights: &[f32],
     stride: usize,
@@ -481,7 +511,8 @@ fn weigh<'o, S: Isa, const B: usize, F: Fn(usize) -> &'o mut [f32]>(
         }
     }
     for (i, acc) in acc.into_iter().enumerate().take(queries.count) {
-        let scale = s.splat(1.0 / sums[i]);
+        // The largest score adds 1, so that less is the sum of nothing at all.
+        let scale = s.splat(1.0 / sums[i].max(1.0));
         let row = out(i);
         let width = row.len();
         for (b, acc) in acc.into_iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Kernels, one file per family of operations.
 
 pub(crate) mod attention;
+pub(crate) mod attention_disentangled;
 pub(crate) mod attention_packed;
 pub(crate) mod conv;
 pub(crate) mod elementwise;

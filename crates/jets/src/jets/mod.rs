@@ -15,6 +15,7 @@ mod quantize;
 mod resize;
 mod rope;
 mod sdpa;
+mod sdpa_disentangled;
 mod sdpa_packed;
 mod sdpa_paged;
 
@@ -33,5 +34,6 @@ pub use quantize::{DEQUANTIZE, QUANTIZE};
 pub use resize::RESIZE;
 pub use rope::ROPE;
 pub use sdpa::SDPA;
+pub use sdpa_disentangled::SDPA_DISENTANGLED;
 pub use sdpa_packed::SDPA_PACKED;
 pub use sdpa_paged::SDPA_PAGED;

@@ -11,7 +11,7 @@
 
 use cyb_tensor::Tensor;
 
-use crate::encoder::{self, Activation, Built, Encoder, EncoderInfo, Head, Sizes};
+use crate::encoder::{self, Activation, Built, Encoder, EncoderInfo, Head, Positions, Sizes};
 use crate::registry::{Sampling, Source};
 use crate::relative::Buckets;
 use crate::{Family, ModelError, Template, inputs};
@@ -95,8 +95,7 @@ struct Config {
     intermediate_size: usize,
     /// Rows of the table of positions.
     max_position_embeddings: usize,
-    /// The position of the first token: behind that of padding in RoBERTa.
-    first_position: usize,
+    positions: Positions,
     /// 0 where there is no such table.
     type_vocab_size: usize,
     /// Buckets of the bias by distance, where there is one.
@@ -135,16 +134,16 @@ impl Config {
             return Err(keys.wrong(name("num_attention_heads", "n_heads"), want));
         }
         let max_position_embeddings = keys.size("max_position_embeddings")?;
-        let first_position = match kind {
-            Kind::Roberta | Kind::Mpnet => {
-                keys.opt::<usize>("pad_token_id")?.unwrap_or(1).saturating_add(1)
-            }
-            Kind::Bert | Kind::DistilBert | Kind::Electra => 0,
+        let padding = match kind {
+            Kind::Roberta => Some(keys.opt::<u32>("pad_token_id")?.unwrap_or(1)),
+            // Whatever the configuration calls padding.
+            Kind::Mpnet => Some(1),
+            Kind::Bert | Kind::DistilBert | Kind::Electra => None,
         };
-        let Some(context_length) =
-            max_position_embeddings.checked_sub(first_position).filter(|n| *n > 0)
+        let first = padding.map_or(0, |pad| pad as usize + 1);
+        let Some(context_length) = max_position_embeddings.checked_sub(first).filter(|n| *n > 0)
         else {
-            let want = format!("positions begin at {first_position}");
+            let want = format!("positions begin at {first}");
             return Err(keys.wrong("max_position_embeddings", want));
         };
         keys.only("position_embedding_type", "absolute")?;
@@ -179,7 +178,7 @@ impl Config {
             },
             intermediate_size: keys.size(name("intermediate_size", "hidden_dim"))?,
             max_position_embeddings,
-            first_position,
+            positions: padding.map_or(Positions::Counted, Positions::PastPadding),
             type_vocab_size: match kind {
                 Kind::DistilBert | Kind::Mpnet => 0,
                 Kind::Bert | Kind::Roberta | Kind::Electra => keys.size("type_vocab_size")?,
@@ -212,18 +211,15 @@ impl Config {
         let heads = self.sizes.num_attention_heads;
         let Some(buckets) = self.buckets else { return Ok(None) };
         let table =
-            source.weights.matrix(&format!("{}{BIAS}", self.prefix), [buckets.count, heads])?;
+            source.weights.numbers(&format!("{}{BIAS}", self.prefix), &[buckets.count, heads])?;
         buckets.bias(&table, heads).map(Some)
     }
 
     fn info(&self) -> EncoderInfo {
-        let labelled = matches!(self.head, Head::Sequence | Head::Token);
         EncoderInfo {
-            head: self.head,
-            labels: if labelled { self.labels.clone() } else { Vec::new() },
-            scores: self.scores,
-            first_position: self.first_position,
+            positions: self.positions,
             token_types: self.type_vocab_size,
+            ..EncoderInfo::with_head(self.head, &self.labels, self.scores)
         }
     }
 }
@@ -287,7 +283,7 @@ fn graph(config: &Config, bias: Option<Tensor>, m: &mut Encoder) -> Result<(), M
 
     let pooler = named("pooler.dense");
     if m.weights.has(&format!("{pooler}.weight")) {
-        let first = m.firsts(x)?; // [R, hidden]
+        let first = m.pooled(x)?; // [R, hidden]
         let pooled = m.linear(first, &pooler, hidden_size)?;
         let pooled = m.activate(pooled, Activation::Tanh)?;
         m.output(inputs::POOLER_OUTPUT, pooled);
@@ -319,7 +315,7 @@ fn sequence_head(config: &Config, m: &mut Encoder, x: cyb_ir::ValueId) -> Built 
         Kind::Electra => ("classifier.dense", Activation::GeluErf, "classifier.out_proj"),
         Kind::DistilBert => ("pre_classifier", Activation::Relu, "classifier"),
     };
-    let first = m.firsts(x)?; // [R, hidden]
+    let first = m.pooled(x)?; // [R, hidden]
     let h = m.linear(first, dense, width)?;
     let h = m.activate(h, activation)?;
     m.linear(h, out, labels)

@@ -18,14 +18,7 @@ pub(crate) static FAMILY: Family = Family {
     sampling: Sampling::PLAIN,
     build: |source| {
         let config = Config::read(&source)?;
-        let labelled = config.head == Head::Token;
-        let info = EncoderInfo {
-            head: config.head,
-            labels: if labelled { config.labels.clone() } else { Vec::new() },
-            scores: encoder::Scores::Softmax,
-            first_position: 0,
-            token_types: 0,
-        };
+        let info = EncoderInfo::with_head(config.head, &config.labels, config.scores);
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
     },
 };
@@ -41,7 +34,18 @@ struct Config {
     rope: Rope,
     head: Head,
     labels: Vec<String>,
+    scores: encoder::Scores,
+    pooling: Pooling,
     prefix: &'static str,
+}
+
+/// What of the tokens of a text is classified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pooling {
+    First,
+    Mean,
+    /// Every token; the mean of the logits.
+    Late,
 }
 
 impl Config {
@@ -65,18 +69,20 @@ impl Config {
         };
         let context_length = keys.size("max_position_embeddings")?;
         let head = encoder::head(keys)?;
-        if head == Head::Sequence {
-            let want = "classifying whole texts with this family is not supported".to_owned();
-            return Err(keys.wrong("architectures", want));
-        }
+        // transformers and the published code name it differently.
+        let pooling = keys.opt::<&str>("classifier_pooling")?.or(keys.opt("clf_pooling")?);
+        let pooling = match pooling {
+            None | Some("late") => Pooling::Late,
+            Some("mean") => Pooling::Mean,
+            Some("bos") => Pooling::First,
+            Some(_) => {
+                let want = "late, mean and bos are known".to_owned();
+                return Err(keys.wrong("classifier_pooling", want));
+            }
+        };
+        let labels = encoder::labels(keys)?;
         // A bias is used wherever the file has one.
-        keys.harmless(&[
-            "attention_bias",
-            "classifier_pooling",
-            "clf_pooling",
-            "mlp_bias",
-            "tie_word_embeddings",
-        ]);
+        keys.harmless(&["attention_bias", "mlp_bias", "tie_word_embeddings"]);
         let based = source.weights.has("model.embed_tokens.weight");
         Ok(Config {
             sizes: Sizes {
@@ -93,7 +99,9 @@ impl Config {
             rms_norm_eps: keys.opt_positive("rms_norm_eps")?.unwrap_or(1e-5),
             rope: config_json::rope(keys, head_dim, context_length, None, 250_000.0)?,
             head,
-            labels: encoder::labels(keys)?,
+            pooling,
+            scores: encoder::scores(keys, labels.len())?,
+            labels,
             prefix: if based { "model." } else { "" },
         })
     }
@@ -147,7 +155,18 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     let x = m.rms_norm(x, &named("norm"), eps)?;
     m.output(inputs::LAST_HIDDEN_STATE, x);
     let logits = match config.head {
-        Head::None | Head::Sequence => return Ok(()),
+        Head::None => return Ok(()),
+        Head::Sequence => {
+            let one = match config.pooling {
+                Pooling::First => m.pooled(x)?, // [R, hidden]
+                Pooling::Mean => m.mean(x)?,
+                Pooling::Late => x, // [T, hidden]
+            };
+            let h = m.linear(one, "dense", hidden_size)?;
+            let h = m.activate(h, Activation::GeluErf)?;
+            let logits = m.linear(h, "classifier", config.labels.len())?;
+            if config.pooling == Pooling::Late { m.mean(logits)? } else { logits } // [R, labels]
+        }
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
         Head::MaskedLm => m.linear(x, "lm_head", vocab_size)?,          // [T, vocab]
     };

@@ -1,6 +1,8 @@
 //! One file an architecture family: its configuration, its tensors' names, its graph.
 
 pub(crate) mod bert;
+pub(crate) mod clip;
+pub(crate) mod deberta_v2;
 pub(crate) mod eurobert;
 pub(crate) mod gemma2;
 pub(crate) mod gemma3;

@@ -19,7 +19,7 @@ pub(crate) static FAMILY: Family = Family {
     sampling: Sampling::PLAIN,
     build: |source| {
         let config = Config::read(&source)?;
-        let info = config.info();
+        let info = EncoderInfo::with_head(config.head, &config.labels, config.scores);
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
     },
 };
@@ -36,6 +36,8 @@ struct Config {
     windows: Vec<Option<usize>>,
     rope_local: Rope,
     rope_global: Rope,
+    /// Whether a text is classified by the mean of its tokens, not by the first.
+    mean_pooling: bool,
     head: Head,
     labels: Vec<String>,
     scores: encoder::Scores,
@@ -69,9 +71,14 @@ impl Config {
             !layer.is_multiple_of(period)
         })?;
         let head = encoder::head(keys)?;
-        if head == Head::Sequence {
-            keys.only("classifier_pooling", "cls")?;
-        }
+        let mean_pooling = match keys.opt::<&str>("classifier_pooling")? {
+            Some("mean") => true,
+            None | Some("cls") => false,
+            Some(_) if head != Head::Sequence => false,
+            Some(_) => {
+                return Err(keys.wrong("classifier_pooling", "cls and mean are known".into()));
+            }
+        };
         keys.harmless(&[
             // A bias is used wherever the file has one.
             "attention_bias",
@@ -79,7 +86,6 @@ impl Config {
             "decoder_bias",
             "mlp_bias",
             "norm_bias",
-            "classifier_pooling",
             "deterministic_flash_attn",
             "embedding_dropout",
             "initializer_cutoff_factor",
@@ -114,22 +120,12 @@ impl Config {
             windows,
             rope_local,
             rope_global,
+            mean_pooling,
             head,
             scores: encoder::scores(keys, labels.len())?,
             labels,
             prefix: if prefixed { "model." } else { "" },
         })
-    }
-
-    fn info(&self) -> EncoderInfo {
-        let labelled = matches!(self.head, Head::Sequence | Head::Token);
-        EncoderInfo {
-            head: self.head,
-            labels: if labelled { self.labels.clone() } else { Vec::new() },
-            scores: self.scores,
-            first_position: 0,
-            token_types: 0,
-        }
     }
 }
 
@@ -173,8 +169,8 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     let logits = match config.head {
         Head::None => return Ok(()),
         Head::Sequence => {
-            let first = m.firsts(x)?; // [R, hidden]
-            let h = prediction(config, m, first)?;
+            let one = if config.mean_pooling { m.mean(x)? } else { m.pooled(x)? }; // [R, hidden]
+            let h = prediction(config, m, one)?;
             m.linear(h, "classifier", config.labels.len())? // [R, labels]
         }
         Head::Token => {

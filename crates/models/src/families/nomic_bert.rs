@@ -16,13 +16,7 @@ pub(crate) static FAMILY: Family = Family {
     sampling: Sampling::PLAIN,
     build: |source| {
         let config = Config::read(&source)?;
-        let info = EncoderInfo {
-            head: Head::None,
-            labels: Vec::new(),
-            scores: encoder::Scores::Plain,
-            first_position: 0,
-            token_types: config.type_vocab_size,
-        };
+        let info = EncoderInfo { token_types: config.type_vocab_size, ..EncoderInfo::default() };
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
     },
 };

@@ -7,7 +7,7 @@
 use cyb_ir::ValueId;
 use cyb_tensor::Tensor;
 
-use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, Sizes};
+use crate::encoder::{Activation, Encoder, EncoderInfo, Sizes};
 use crate::registry::{Sampling, Source};
 use crate::relative::{self, Buckets};
 use crate::{Family, ModelError, Template, inputs};
@@ -20,13 +20,7 @@ pub(crate) static FAMILY: Family = Family {
     build: |source| {
         let config = Config::read(&source)?;
         let bias = config.bias(&source)?;
-        let info = EncoderInfo {
-            head: Head::None,
-            labels: Vec::new(),
-            scores: encoder::Scores::Plain,
-            first_position: 0,
-            token_types: 0,
-        };
+        let info = EncoderInfo::default();
         // Nothing but the encoder is in the file.
         source.encoder(&config.sizes.clone(), info, |_| true, |m| graph(&config, bias, m))
     },
@@ -115,7 +109,7 @@ impl Config {
     /// What each head adds to scores by distance: `[heads, W]`.
     fn bias(&self, source: &Source) -> Result<Tensor, ModelError> {
         let heads = self.sizes.num_attention_heads;
-        self.buckets.bias(&source.weights.matrix(BIAS, [self.buckets.count, heads])?, heads)
+        self.buckets.bias(&source.weights.numbers(BIAS, &[self.buckets.count, heads])?, heads)
     }
 }
 
