@@ -98,9 +98,9 @@ struct Object<'k, 'f> {
 impl Object<'_, '_> {
     /// The full name of a key.
     fn name(&self, name: &str) -> String {
-        let all = self.places.iter().map(|place| format!("{place}{name}"));
+        let mut all = self.places.iter().map(|place| format!("{place}{name}"));
         let there = all.clone().find(|full| self.keys.value(full).is_some());
-        there.or_else(|| all.last()).unwrap_or_default()
+        there.or_else(|| all.next_back()).unwrap_or_default()
     }
 
     fn size(&self, name: &str, otherwise: usize) -> Result<usize, ModelError> {
