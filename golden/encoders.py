@@ -113,6 +113,9 @@ ENCODERS = {
         **deberta(position_buckets=6, share_att_key=False, num_hidden_layers=1))),
     "modernbert-mean": (tf.ModernBertForSequenceClassification, tf.ModernBertConfig(
         **modernbert() | dict(num_hidden_layers=1), **labels(LABELS), classifier_pooling="mean")),
+    "nomic-masked": (tf.NomicBertForMaskedLM, tf.NomicBertConfig(**bert(num_hidden_layers=1))),
+    "gte": (tf.GteForSequenceClassification, tf.GteConfig(
+        **bert(type_vocab_size=0, pad_token_id=1), **labels(LABELS))),
     "eurobert-late": (tf.EuroBertForSequenceClassification, tf.EuroBertConfig(
         vocab_size=VOCAB, hidden_size=24, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=1, intermediate_size=26, max_position_embeddings=99, pad_token_id=0,
@@ -123,7 +126,7 @@ ENCODERS = {
 HOLES = ["bert-pair", "roberta-nli", "deberta", "modernbert-mean", "eurobert-late", "mpnet", "t5"]
 HALF = {
     "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
-    "eurobert-late": torch.bfloat16,
+    "eurobert-late": torch.bfloat16, "nomic-masked": torch.bfloat16,
     "t5-gated": torch.bfloat16, "nomic-bert": torch.bfloat16, "eurobert": torch.bfloat16,
     "modernbert-masked": torch.bfloat16,
     "bert-masked": torch.bfloat16, "bert-rerank": torch.bfloat16, "bert-tags": torch.bfloat16,

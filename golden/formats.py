@@ -1,4 +1,4 @@
-"""Small GGUF, safetensors and npz files made by other people's writers, for the tests of `crates/formats`.
+"""Small GGUF, safetensors, npz and PyTorch files made by other people's writers, for the tests of `crates/formats`.
 
 Run: cargo xtask golden formats. Writes golden/formats/*.
 """
@@ -107,9 +107,33 @@ def npz_files():
     np.savez_compressed(OUT / "packed.npz", **arrays)
 
 
+def checkpoints():
+    """PyTorch checkpoints in both forms, and one that calls what no tensor needs."""
+    import subprocess
+
+    import torch
+
+    plain = (torch.arange(15) / 4 - 3).reshape(3, 5)
+    state = {
+        "plain": plain, "half": plain.bfloat16(), "turned": plain.T, "part": plain[1:, 1:4],
+        "scalar": torch.tensor(2.5, dtype=torch.float64), "ids": torch.tensor([7, -1]),
+        "empty": torch.zeros(0, 4), "shared": torch.nn.Parameter(plain),
+    }
+    torch.save(state, OUT / "checkpoint.bin")
+    torch.save({"epoch": 3, "state_dict": state}, OUT / "checkpoint-legacy.bin",
+               _use_new_zipfile_serialization=False)
+
+    class Caller:
+        def __reduce__(self):
+            return subprocess.getoutput, ("true",)
+
+    torch.save({"weight": plain, "extra": Caller()}, OUT / "checkpoint-calls.bin")
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     every_type(OUT / "every_type.gguf")
     split(OUT / "split.gguf")
     safetensors_file(OUT / "plain.safetensors")
     npz_files()
+    checkpoints()

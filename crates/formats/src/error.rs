@@ -11,6 +11,7 @@ use crate::npz::NpzError;
 use crate::onnx::OnnxError;
 use crate::safetensors::SafetensorsError;
 use crate::text::Excerpt;
+use crate::torch::TorchError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
@@ -30,6 +31,8 @@ pub enum FormatError {
     Split { path: PathBuf, problem: SplitError },
     #[error("{}: {problem}", path.display())]
     Safetensors { path: PathBuf, problem: SafetensorsError },
+    #[error("{}: {problem}", path.display())]
+    Torch { path: PathBuf, problem: TorchError },
     #[error("{}: {problem}; it is damaged, fetch it again", path.display())]
     Json { path: PathBuf, problem: String },
     #[error("{}: {problem}", path.display())]

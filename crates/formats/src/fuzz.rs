@@ -3,7 +3,7 @@
 
 use cyb_tensor::{AlignedBytes, Bytes, DType, Tensor};
 
-use crate::{Metadata, gguf, npz, safetensors};
+use crate::{Metadata, gguf, npz, safetensors, torch};
 
 /// Parses `data` as a GGUF file; what is accepted must keep the parser's promises.
 ///
@@ -71,4 +71,22 @@ pub fn fuzz_npz(data: &[u8]) {
     let named = arrays.iter().map(|(name, tensor)| (name.as_str(), tensor));
     let mut out = std::io::Cursor::new(Vec::new());
     npz::write_to(&mut out, named).expect("what was read can be written");
+}
+
+/// Parses `data` as a PyTorch checkpoint.
+///
+/// # Panics
+/// When an accepted checkpoint has a tensor outside its storage, or a storage outside the file.
+pub fn fuzz_torch(data: &[u8]) {
+    let Ok(tensors) = torch::parse(data) else { return };
+    for (name, tensor) in tensors {
+        let width = tensor.dtype.layout().bytes;
+        let numbers = data[tensor.storage.clone()].len() / width;
+        let view = &tensor.view;
+        if view.shape.contains(&0) {
+            continue;
+        }
+        let far = view.shape.iter().zip(&view.strides).map(|(n, stride)| (n - 1) * stride);
+        assert!(view.offset + far.sum::<usize>() < numbers, "{name} is outside its storage");
+    }
 }

@@ -10,9 +10,9 @@ use std::path::{Component, Path, PathBuf};
 use cyb_tensor::MappedFile;
 
 use crate::error::FormatError;
+use crate::json;
 use crate::metadata::Metadata;
 use crate::model_file::ModelFile;
-use crate::{json, safetensors};
 
 /// JSON files and the prefix of their keys.
 const CONFIGURATIONS: [(&str, &str); 6] = [
@@ -87,10 +87,9 @@ pub(crate) fn attach(model: &mut ModelFile, dir: &Path, weights: &Path) -> Resul
         if let Some(config) = json::read(&stage.join("config.json"))? {
             json::flatten(&mut metadata, &format!("modules.{i}.config"), config);
         }
-        let file = stage.join("model.safetensors");
-        if file.is_file() {
-            let part = safetensors::load(MappedFile::open(&file)?)?;
-            model.take_tensors(part, &format!("modules.{i}."));
+        let names = ["model.safetensors", "pytorch_model.bin"].map(|name| stage.join(name));
+        if let Some(file) = names.iter().find(|file| file.is_file()) {
+            model.take_tensors(crate::open_file(file)?, &format!("modules.{i}."));
         }
     }
     for name in DOCUMENTS {

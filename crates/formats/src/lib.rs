@@ -19,9 +19,11 @@ mod model_file;
 mod npy;
 pub mod npz;
 pub mod onnx;
+mod pickle;
 mod safetensors;
 mod sniff;
 mod text;
+mod torch;
 
 use std::path::Path;
 
@@ -31,9 +33,11 @@ pub use error::FormatError;
 pub use metadata::{Array, FromValue, Metadata, MetadataError, Mismatch, StringArray, Value};
 pub use model_file::{Format, ModelFile};
 pub use npy::NpyError;
+pub use pickle::PickleError;
 pub use safetensors::SafetensorsError;
 pub use sniff::{Sniffed, sniff};
 pub use text::edit_distance;
+pub use torch::TorchError;
 
 /// Opens a model: a file of any format, one part of a split model, or a directory with one model.
 pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
@@ -41,7 +45,7 @@ pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
         return directory::open(path);
     }
     let mut model = open_file(path)?;
-    if let (Format::Safetensors, Some(dir)) = (model.format, path.parent()) {
+    if let (Format::Safetensors | Format::Torch, Some(dir)) = (model.format, path.parent()) {
         huggingface::attach(&mut model, dir, dir)?;
     }
     Ok(model)
@@ -53,6 +57,7 @@ fn open_file(path: &Path) -> Result<ModelFile, FormatError> {
     match sniff(file.bytes()) {
         Sniffed::Gguf => gguf::load(file),
         Sniffed::Safetensors => safetensors::load(file),
+        Sniffed::Torch => torch::load(file),
         Sniffed::Foreign { what, remedy } => {
             Err(FormatError::Foreign { path: path.to_owned(), what, remedy })
         }

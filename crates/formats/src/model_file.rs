@@ -18,6 +18,8 @@ pub enum Format {
         version: u32,
     },
     Safetensors,
+    /// A checkpoint of PyTorch.
+    Torch,
     /// Made, not read.
     Memory,
 }
@@ -27,6 +29,7 @@ impl std::fmt::Display for Format {
         match self {
             Format::Gguf { version } => write!(f, "GGUF v{version}"),
             Format::Safetensors => f.write_str("safetensors"),
+            Format::Torch => f.write_str("PyTorch checkpoint"),
             Format::Memory => f.write_str("in memory"),
         }
     }

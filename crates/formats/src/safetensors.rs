@@ -277,7 +277,7 @@ pub(crate) fn load(file: MappedFile) -> Result<ModelFile, FormatError> {
     Ok(model)
 }
 
-type Content = (IndexMap<String, String>, IndexMap<String, Tensor>);
+pub(crate) type Content = (IndexMap<String, String>, IndexMap<String, Tensor>);
 
 fn read(file: &Arc<MappedFile>) -> Result<Content, FormatError> {
     let fail = |problem| FormatError::Safetensors { path: file.path().to_owned(), problem };
@@ -318,6 +318,15 @@ pub(crate) fn find_index(dir: &Path) -> Option<PathBuf> {
 
 /// Reads the model that an index describes.
 pub(crate) fn load_index(index: &Path) -> Result<ModelFile, FormatError> {
+    load_indexed(index, Format::Safetensors, &read)
+}
+
+/// Reads the parts that an index names with `read`. Other formats have indexes of the same form.
+pub(crate) fn load_indexed(
+    index: &Path,
+    format: Format,
+    read: &dyn Fn(&Arc<MappedFile>) -> Result<Content, FormatError>,
+) -> Result<ModelFile, FormatError> {
     let fail = |problem| FormatError::Safetensors { path: index.to_owned(), problem };
     let text = MappedFile::open(index)?;
     if text.bytes().len() as u64 > LONGEST_INDEX {
@@ -344,7 +353,7 @@ pub(crate) fn load_index(index: &Path) -> Result<ModelFile, FormatError> {
         files.push(file);
     }
     let metadata = contents.values().next().map(|(m, _)| m.clone()).unwrap_or_default();
-    let mut model = ModelFile::new(Format::Safetensors, string_metadata(index, metadata), files);
+    let mut model = ModelFile::new(format, string_metadata(index, metadata), files);
     for (name, file) in &weight_map {
         let tensor = contents.get_mut(file.as_str()).and_then(|(_, t)| t.swap_remove(name));
         let Some(tensor) = tensor else {

@@ -6,6 +6,8 @@
 pub enum Sniffed {
     Gguf,
     Safetensors,
+    /// A checkpoint of PyTorch, a zip or pickles in a row.
+    Torch,
     /// Something that is not read as a model: what it is, and what to do about it.
     Foreign {
         what: &'static str,
@@ -30,7 +32,7 @@ const MAGICS: &[(&[u8], &str, &str)] = &[
     (b"tjgg", "a GGJT file of 2023, before GGUF", "fetch or convert a GGUF file of the model"),
     (b"algg", "a GGLA adapter of 2023, before GGUF", "fetch or convert a GGUF file of it"),
     (b"\xba\x16\x4f\x2f", "a fastText model", "give it to `classify`"),
-    (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", CONVERT),
+    (b"\x80\x02", "a Python pickle", CONVERT),
     (b"\x80\x03", "a Python pickle", CONVERT),
     (b"\x80\x04", "a Python pickle", CONVERT),
     (b"\x80\x05", "a Python pickle", CONVERT),
@@ -51,6 +53,11 @@ pub fn sniff(bytes: &[u8]) -> Sniffed {
     if bytes.starts_with(b"GGUF") {
         return Sniffed::Gguf;
     }
+    let head = &bytes[..bytes.len().min(4096)];
+    let zipped = head.starts_with(b"PK\x03\x04") && contains(head, b"data.pkl");
+    if zipped || bytes.starts_with(crate::torch::LEGACY) {
+        return Sniffed::Torch;
+    }
     let foreign = |what, remedy| Sniffed::Foreign { what, remedy };
     if let Some(&(_, what, remedy)) = MAGICS.iter().find(|(magic, ..)| bytes.starts_with(magic)) {
         return foreign(what, remedy);
@@ -58,11 +65,8 @@ pub fn sniff(bytes: &[u8]) -> Sniffed {
     if is_safetensors(bytes) {
         return Sniffed::Safetensors;
     }
-    let head = &bytes[..bytes.len().min(4096)];
     if head.starts_with(b"PK\x03\x04") || head.starts_with(b"PK\x05\x06") {
-        return if contains(head, b"/data.pkl") {
-            foreign("a PyTorch checkpoint (a zip of a pickle and tensors)", CONVERT)
-        } else if contains(head, b".npy") {
+        return if contains(head, b".npy") {
             foreign("an archive of NumPy arrays (.npz)", CONVERT)
         } else {
             foreign("a zip archive", UNPACK)
@@ -140,6 +144,7 @@ mod tests {
         match sniff(bytes) {
             Sniffed::Gguf => "gguf",
             Sniffed::Safetensors => "safetensors",
+            Sniffed::Torch => "PyTorch",
             Sniffed::Foreign { what, .. } => what,
         }
     }
@@ -148,7 +153,7 @@ mod tests {
     fn content_is_named() {
         assert_eq!(what(b"GGUF\x03\0\0\0"), "gguf");
         assert_eq!(what(b"\x02\0\0\0\0\0\0\0{}"), "safetensors");
-        assert!(what(b"PK\x03\x04....archive/data.pkl").contains("PyTorch"));
+        assert_eq!(what(b"PK\x03\x04....archive/data.pkl"), "PyTorch");
         assert!(what(b"PK\x03\x04....x.npy").contains("NumPy"));
         assert_eq!(what(b"PK\x03\x04....readme"), "a zip archive");
         assert!(what(b"\x80\x02\x8a\x0al\xfc").contains("pickle"));

@@ -206,3 +206,10 @@ fn npz() {
         ["plain.npz", "packed.npz"].map(|name| Seed { bytes: golden(name), fields: vec![] });
     fuzz(&seeds, cyb_formats::fuzz::fuzz_npz);
 }
+
+#[test]
+fn torch() {
+    let seeds = ["checkpoint.bin", "checkpoint-legacy.bin", "checkpoint-calls.bin"]
+        .map(|name| Seed { bytes: golden(name), fields: vec![] });
+    fuzz(&seeds, cyb_formats::fuzz::fuzz_torch);
+}

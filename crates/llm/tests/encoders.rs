@@ -99,6 +99,8 @@ encoders! {
     modernbert_masked "modernbert-masked";
     mpnet "mpnet";
     nomic_bert "nomic-bert";
+    nomic_bert_masked "nomic-masked";
+    gte "gte";
     eurobert "eurobert";
     deberta "deberta";
     deberta_tags "deberta-tags";

@@ -113,7 +113,7 @@ pub fn build(file: &ModelFile, options: &GraphOptions) -> Result<TextModel, Mode
         let keys = Keys::config_json(&file.metadata);
         return (family.build)(Source { family, keys, weights: Weights::new(file), options });
     }
-    if file.format == Format::Safetensors {
+    if matches!(file.format, Format::Safetensors | Format::Torch) {
         return Err(ModelError::NoConfig { file: path.to_owned() });
     }
     let architecture: &str = file.metadata.get("general.architecture")?;

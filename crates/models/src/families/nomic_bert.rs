@@ -1,7 +1,8 @@
-//! Nomic BERT: a BERT with rotary positions and gated feed-forwards, norms after each block.
+//! Nomic BERT and GTE: a BERT with rotary positions and gated feed-forwards, norms after each block.
 //!
-//! Paper: <https://arxiv.org/abs/2402.01613>. Reference: `NomicBertModel` of Hugging Face
-//! transformers. The published config.json has the names of GPT-2; transformers 5 writes BERT's.
+//! Papers: <https://arxiv.org/abs/2402.01613>, <https://arxiv.org/abs/2407.19669>. Reference:
+//! `NomicBertModel`, `GteModel` and their heads in Hugging Face transformers. The published
+//! config.json of Nomic BERT has the names of GPT-2; transformers 5 writes BERT's.
 
 use crate::config_json;
 use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, Sizes};
@@ -11,25 +12,73 @@ use crate::{Family, ModelError, Template, inputs};
 
 pub(crate) static FAMILY: Family = Family {
     name: "nomic_bert",
-    names: &["nomic_bert"],
+    names: &["nomic_bert", "gte"],
     template: Template::TextEncoder,
     sampling: Sampling::PLAIN,
     build: |source| {
         let config = Config::read(&source)?;
-        let info = EncoderInfo { token_types: config.type_vocab_size, ..EncoderInfo::default() };
+        let info = EncoderInfo {
+            token_types: config.type_vocab_size,
+            ..EncoderInfo::with_head(config.head, &config.labels, config.scores)
+        };
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
     },
 };
 
-/// What a Nomic BERT is made of.
+/// Names of tensors.
+struct Names {
+    embeddings_norm: &'static str,
+    layers: &'static str,
+    qkv: &'static str,
+    attention_out: &'static str,
+    attention_norm: &'static str,
+    down: &'static str,
+    out_norm: &'static str,
+    /// Of the head for masked words: dense, norm, the output's weight and bias.
+    masked: [&'static str; 4],
+}
+
+const NOMIC: Names = Names {
+    embeddings_norm: "emb_ln",
+    layers: "encoder.layers",
+    qkv: "attn.Wqkv",
+    attention_out: "attn.out_proj",
+    attention_norm: "norm1",
+    down: "mlp.fc2",
+    out_norm: "norm2",
+    masked: [
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.layer_norm",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.bias",
+    ],
+};
+
+const GTE: Names = Names {
+    embeddings_norm: "embeddings.LayerNorm",
+    layers: "encoder.layer",
+    qkv: "attention.qkv_proj",
+    attention_out: "attention.o_proj",
+    attention_norm: "attn_ln",
+    down: "mlp.down_proj",
+    out_norm: "mlp_ln",
+    masked: ["lm_head.dense", "lm_head.norm", "lm_head.decoder.weight", "lm_head.decoder.bias"],
+};
+
+/// What a model of this family is made of.
 #[derive(Clone, Debug, PartialEq)]
 struct Config {
+    gte: bool,
     sizes: Sizes,
     intermediate_size: usize,
     type_vocab_size: usize,
     activation: Activation,
     layer_norm_eps: f32,
     rope: Rope,
+    head: Head,
+    labels: Vec<String>,
+    scores: encoder::Scores,
+    prefix: &'static str,
 }
 
 impl Config {
@@ -51,10 +100,10 @@ impl Config {
                 return Err(keys.wrong("num_attention_heads", want));
             }
         };
-        if encoder::head(keys)? != Head::None {
-            let want = "only the model without a head is supported in this family".to_owned();
-            return Err(keys.wrong("architectures", want));
-        }
+        let gte = keys.get::<&str>("model_type")? == "gte";
+        let head = encoder::head(keys)?;
+        let labels = encoder::labels(keys)?;
+        keys.only("position_embedding_type", "rope")?;
         keys.only("activation_function", "swiglu")?;
         keys.only("rotary_emb_fraction", 1.0f32)?;
         for name in [
@@ -96,9 +145,14 @@ impl Config {
             "use_xentropy",
         ]);
         let context_length = size("max_position_embeddings", "n_positions")?;
-        let theta = keys.opt_positive("rotary_emb_base")?.unwrap_or(10_000.0);
+        let usual = if gte { 160_000.0 } else { 10_000.0 };
+        let theta = keys.opt_positive("rotary_emb_base")?.unwrap_or(usual);
+        let prefixes = ["", "nomic_bert.", "gte.", "new."];
+        let has = |p: &&str| source.weights.has(&format!("{p}embeddings.word_embeddings.weight"));
+        let activation = if gte { Activation::GeluErf } else { Activation::Silu };
         let eps = keys.opt_positive("layer_norm_epsilon")?.unwrap_or(1e-12);
         Ok(Config {
+            gte,
             sizes: Sizes {
                 vocab_size: keys.size("vocab_size")?,
                 hidden_size,
@@ -108,16 +162,20 @@ impl Config {
                 context_length,
             },
             intermediate_size: size("intermediate_size", "n_inner")?,
-            type_vocab_size: keys.size("type_vocab_size")?,
-            activation: Activation::read(keys, "hidden_act", Activation::Silu)?,
+            type_vocab_size: keys.get("type_vocab_size")?,
+            activation: Activation::read(keys, "hidden_act", activation)?,
             layer_norm_eps: keys.opt_positive("layer_norm_eps")?.unwrap_or(eps),
             rope: config_json::rope(keys, head_dim, context_length, None, theta)?,
+            head,
+            scores: encoder::scores(keys, labels.len())?,
+            labels,
+            prefix: prefixes.into_iter().find(has).unwrap_or_default(),
         })
     }
 }
 
 fn is_part(name: &str) -> bool {
-    ["layers.", "embeddings.", "emb_ln"].iter().any(|part| name.contains(part))
+    ["layers.", "encoder.layer.", "embeddings.", "emb_ln"].iter().any(|part| name.contains(part))
 }
 
 fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
@@ -134,29 +192,65 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     let width = num_attention_heads.saturating_mul(head_dim);
     let rope = m.rope_table(&config.rope, context_length)?;
 
-    let x = m.embed_tokens("embeddings.word_embeddings.weight", [vocab_size, hidden_size])?;
-    let types = [config.type_vocab_size, hidden_size];
-    let t = m.embed_token_types("embeddings.token_type_embeddings.weight", types)?;
-    let x = m.add(x, t)?; // [T, hidden]
-    let mut x = m.layer_norm(x, "emb_ln", eps)?;
+    let names = if config.gte { &GTE } else { &NOMIC };
+    let named = |name: &str| format!("{}{name}", config.prefix);
+    let words = named("embeddings.word_embeddings.weight");
+
+    let mut x = m.embed_tokens(&words, [vocab_size, hidden_size])?; // [T, hidden]
+    if config.type_vocab_size > 0 {
+        let types = [config.type_vocab_size, hidden_size];
+        let t = m.embed_token_types(&named("embeddings.token_type_embeddings.weight"), types)?;
+        x = m.add(x, t)?;
+    }
+    x = m.layer_norm(x, &named(names.embeddings_norm), eps)?;
     for layer in 0..num_hidden_layers {
-        let own = |name: &str| format!("encoder.layers.{layer}.{name}");
-        let qkv = m.linear(x, &own("attn.Wqkv"), width.saturating_mul(3))?;
+        let own = |name: &str| named(&format!("{}.{layer}.{name}", names.layers));
+        let qkv = m.linear(x, &own(names.qkv), width.saturating_mul(3))?;
         let [q, k, v] = m.split_heads(qkv, num_attention_heads)?; // [T, heads, head_dim] each
         let (q, k) = (m.rope(q, &rope)?, m.rope(k, &rope)?);
         let a = m.attention([q, k, v], scale, None)?; // [T, heads * head_dim]
-        let o = m.linear(a, &own("attn.out_proj"), hidden_size)?;
+        let o = m.linear(a, &own(names.attention_out), hidden_size)?;
         let h = m.add(x, o)?;
-        let h = m.layer_norm(h, &own("norm1"), eps)?;
+        let h = m.layer_norm(h, &own(names.attention_norm), eps)?;
 
-        let gate = m.linear(h, &own("mlp.fc12"), config.intermediate_size)?;
+        let inner = config.intermediate_size;
+        let (gate, up) = if config.gte {
+            let both = m.linear(h, &own("mlp.up_gate_proj"), inner.saturating_mul(2))?;
+            (m.b.slice(both, 1, inner, inner)?, m.b.slice(both, 1, 0usize, inner)?)
+        } else {
+            (m.linear(h, &own("mlp.fc12"), inner)?, m.linear(h, &own("mlp.fc11"), inner)?)
+        };
         let gate = m.activate(gate, config.activation)?;
-        let up = m.linear(h, &own("mlp.fc11"), config.intermediate_size)?;
-        let f = m.mul(gate, up)?;
-        let f = m.linear(f, &own("mlp.fc2"), hidden_size)?;
+        let f = m.mul(gate, up)?; // [T, intermediate]
+        let f = m.linear(f, &own(names.down), hidden_size)?;
         let f = m.add(h, f)?;
-        x = m.layer_norm(f, &own("norm2"), eps)?;
+        x = m.layer_norm(f, &own(names.out_norm), eps)?;
     }
     m.output(inputs::LAST_HIDDEN_STATE, x);
+
+    let pooler = named("pooler.dense");
+    let mut pooled = None;
+    if m.weights.has(&format!("{pooler}.weight")) || config.head == Head::Sequence {
+        let first = m.pooled(x)?; // [R, hidden]
+        let p = m.linear(first, &pooler, hidden_size)?;
+        let p = m.activate(p, Activation::Tanh)?;
+        m.output(inputs::POOLER_OUTPUT, p);
+        pooled = Some(p);
+    }
+    let logits = match config.head {
+        Head::None => return Ok(()),
+        Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
+        Head::Sequence => m.linear(pooled.unwrap_or(x), "classifier", config.labels.len())?,
+        Head::MaskedLm => {
+            let [dense, norm, own, bias] = names.masked;
+            let activation = if config.gte { Activation::GeluErf } else { config.activation };
+            let h = m.linear(x, dense, hidden_size)?;
+            let h = m.activate(h, activation)?;
+            let h = m.layer_norm(h, norm, eps)?;
+            let table = if m.weights.has(own) { own } else { &words };
+            m.unembed(h, table, vocab_size, bias)? // [T, vocab]
+        }
+    };
+    m.output(inputs::LOGITS, logits);
     Ok(())
 }
