@@ -1,9 +1,9 @@
 //! How close products come to the machine's limits.
 //!
-//! `cargo bench -p cyb-cpu --bench matmul -- [threads=1,2] [size=1536x8960] [isa=NAME] [dtype...]`.
-//! Prints, per dtype and size (output x input columns): one row as GB/s of weights and as a
-//! fraction of the measured read bandwidth (over enough copies of the matrix to miss the caches),
-//! and 8 and 512 rows as GOP/s (two operations a multiply-add) and as a fraction of the measured
+//! `cargo bench -p cyb-cpu --bench matmul -- [threads=1,2] [size=1536x8960] [rows=1,8,512] [isa=NAME]
+//! [dtype...]`. Prints, per dtype and size (output x input columns): one row as GB/s of weights and
+//! as a fraction of the measured read bandwidth (over enough copies of the matrix to miss the
+//! caches), and more rows as GOP/s (two operations a multiply-add) and as a fraction of the measured
 //! peak of 4-bit dot products. Every result is checked against the portable kernels before it is
 //! timed.
 
@@ -196,6 +196,7 @@ fn main() {
         (n.parse().unwrap(), k.parse().unwrap())
     })
     .unwrap_or_else(|| SIZES.to_vec());
+    let rows = list(&args, "rows", |s| s.parse().unwrap()).unwrap_or_else(|| vec![1, 8, 512]);
     let chosen: Vec<DType> = args.iter().filter_map(|a| a.parse().ok()).collect();
     let dtypes = if chosen.is_empty() { DTYPES.to_vec() } else { chosen };
 
@@ -234,13 +235,17 @@ fn main() {
             "{} {count} threads: read {bandwidth:.1} GB/s, 4-bit dot products {peak:.0} GOP/s",
             isa.kind()
         );
-        println!("dtype    size        1 row GB/s       8 rows GOP/s    512 rows GOP/s");
+        let titles = rows.iter().map(|m| match m {
+            1 => format!(" {:14}", "1 row GB/s"),
+            m => format!("   {:13}", format!("{m} rows GOP/s")),
+        });
+        println!("dtype    size        {}", titles.collect::<String>());
         for &dtype in &dtypes {
             for &(n, k) in &sizes {
                 if dtype.bytes_for(k).is_none() {
                     continue;
                 }
-                measure(&team, isa, dtype, (n, k), bandwidth, peak);
+                measure(&team, isa, dtype, (n, k), &rows, (bandwidth, peak));
             }
         }
     }
@@ -251,22 +256,23 @@ fn measure(
     isa: AnyIsa,
     dtype: DType,
     (n, k): (usize, usize),
-    bandwidth: f64,
-    peak: f64,
+    rows: &[usize],
+    (bandwidth, peak): (f64, f64),
 ) {
+    let most = rows.iter().copied().max().unwrap_or(1).max(2);
     let bytes = weights(dtype, n * k);
     let mut memory = WeightMemory::new();
     let copies: Vec<PackedMatrix> = (0..(PASS_BYTES / bytes.len()).clamp(1, 400))
         .map(|_| PackedMatrix::pack(&mut memory, team, dtype, n, k, &bytes, &|_| ()).unwrap())
         .collect();
     let x: Vec<f32> =
-        random_bytes(11, 512 * k).into_iter().map(|b| f32::from(b) / 128.0 - 1.0).collect();
-    let mut out = vec![0.0; 512 * n];
+        random_bytes(11, most * k).into_iter().map(|b| f32::from(b) / 128.0 - 1.0).collect();
+    let mut out = vec![0.0; most * n];
     let mut want = vec![0.0; 2 * n];
     let portable: AnyIsa = "portable".parse().unwrap();
     products(team, portable, &copies[..1], &x[..2 * k], 2, &mut want);
     let mut line = format!("{:8} {:11}", dtype.name(), format!("{n}x{k}"));
-    for m in [1, 8, 512] {
+    for &m in rows {
         let (x, out) = (&x[..m * k], &mut out[..m * n]);
         products(team, isa, &copies[..1], x, m, out);
         let checked = m.min(2) * n;

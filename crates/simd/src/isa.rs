@@ -166,7 +166,8 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
         }
     }
 
-    /// Asks for the cache line at `p`, which need not be readable.
+    /// Asks for the cache line at `p`, which need not be readable, to be brought to the second-level
+    /// cache: the first level has too few places for lines on their way from memory.
     fn prefetch(self, p: *const u8);
 
     /// Up to 16 floats from the front of `v`, then zeros.

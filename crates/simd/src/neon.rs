@@ -375,7 +375,7 @@ impl Isa for Neon {
     fn prefetch(self, p: *const u8) {
         // SAFETY: a prefetch touches no memory that the program can observe.
         unsafe {
-            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
+            asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
         }
     }
 }

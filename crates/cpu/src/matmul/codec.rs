@@ -24,6 +24,8 @@ pub(super) trait Codec: Copy {
     const SUPER: usize = 1;
     /// Blocks whose codes share bytes: 1, 2 or 4.
     const UNROLL: usize = 1;
+    /// Whether codes come from two planes, so that unpacking takes longer than a field of one load.
+    const SPLIT: bool = false;
     /// Bytes of a tile for eight blocks, and those of its codes; 0 for weights that are in the cache
     /// already.
     const STREAM: usize = 0;
@@ -205,7 +207,7 @@ const FP4: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
 macro_rules! codec {
     (
         $name:ident, group $group:literal, max $max:expr, offset $offset:expr
-        $(, signed $signed:literal)? $(, super $super:literal unroll $unroll:literal)?;
+        $(, signed $signed:literal)? $(, split $split:literal)? $(, super $super:literal unroll $unroll:literal)?;
         head($s:ident, $sb:ident, $self0:ident): ($($head:ty),*) = $head_expr:expr;
         codes($self1:ident, $block1:ident, $j:ident, $g:ident) = $codes:expr;
         scale($self2:ident, $h2:ident, $block2:ident, $half2:ident) = $scale:expr;
@@ -216,6 +218,7 @@ macro_rules! codec {
             const MAX_CODE: u32 = $max;
             const OFFSET: i32 = $offset;
             $(const SIGNED: bool = $signed;)?
+            $(const SPLIT: bool = $split;)?
             $(const SUPER: usize = $super;
             const UNROLL: usize = $unroll;)?
             $(const MINS: bool = { let _ = stringify!($min); true };)?
@@ -270,7 +273,7 @@ codec! {
     min(self, h, block, half) = halves(s, self.mins.add(block * HALVES));
 }
 codec! {
-    Q5_0, group 32, max 31, offset 16;
+    Q5_0, group 32, max 31, offset 16, split true;
     head(s, sb, self): () = ();
     codes(self, block, j, g) = {
         let high = field(s, s.load_b(self.high.add(block * STEP)), g, 1, 4);
@@ -279,7 +282,7 @@ codec! {
     scale(self, h, block, half) = halves(s, self.scales.add(block * HALVES));
 }
 codec! {
-    Q5_1, group 32, max 31, offset 0;
+    Q5_1, group 32, max 31, offset 0, split true;
     head(s, sb, self): () = ();
     codes(self, block, j, g) = {
         let high = field(s, s.load_b(self.high.add(block * STEP)), g, 1, 4);
@@ -321,7 +324,7 @@ codec! {
     };
 }
 codec! {
-    Q3K, group 16, max 7, offset 4, super 8 unroll 4;
+    Q3K, group 16, max 7, offset 4, split true, super 8 unroll 4;
     head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
     codes(self, block, j, g) = s.or_b(
         crumbs(s, self.codes, block, j, g, 0),
@@ -339,7 +342,7 @@ codec! {
     min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
 }
 codec! {
-    Q5K, group 32, max 31, offset 0, super 8 unroll 2;
+    Q5K, group 32, max 31, offset 0, split true, super 8 unroll 2;
     head(s, sb, self): (S::F, S::F) =
         (halves(s, self.d.add(sb * HALVES)), s.neg(halves(s, self.dmin.add(sb * HALVES))));
     codes(self, block, j, g) = s.or_b(
@@ -350,7 +353,7 @@ codec! {
     min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
 }
 codec! {
-    Q6K, group 16, max 63, offset 32, super 8 unroll 4;
+    Q6K, group 16, max 63, offset 32, split true, super 8 unroll 4;
     head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
     codes(self, block, j, g) = {
         // 64 bytes a row hold four blocks: elements 0..64 low, 64..128 high.

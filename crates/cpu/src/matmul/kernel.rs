@@ -20,14 +20,14 @@ use super::output::Sink;
 pub(super) const STRETCH: usize = 16;
 /// Activation rows that are multiplied with an unpacked stretch before the next one.
 pub(super) const TOKENS: usize = 256;
-/// Tiles that are multiplied at once, where there are enough registers.
-pub(super) const TILES: usize = 2;
 /// Rows that the streaming product [`few`] takes.
 pub(super) const FEW: usize = 2;
+/// Rows that [`streamed`] multiplies at once.
+pub(super) const WIDE_ROWS: usize = 2 * INTERLEAVE;
 
 /// How far ahead of its use a stream of weights is asked for. A tile is several short streams, for
 /// which a CPU's own prefetching starts too late.
-const AHEAD: usize = 4 << 10;
+const AHEAD: usize = 16 << 10;
 const CACHE_LINE: usize = 64;
 
 /// The part of a format that the product depends on once codes are unpacked.
@@ -92,13 +92,16 @@ macro_rules! unroll {
     };
 }
 
+/// Activation rows, interleaved by a number `I` of them: row `t` is row `t % I` of group `t / I`.
+type Groups = [TilePtr; 2];
+
 /// What the dot product of row `t` with the `half`th group of a block starts from.
 ///
 /// # Safety
 /// The row and the block are inside the activations.
 #[inline(always)]
 unsafe fn init<S: Isa, C: Codec, const I: usize>(
-    x: TilePtr,
+    x: Groups,
     t: usize,
     block: usize,
     half: usize,
@@ -108,80 +111,69 @@ unsafe fn init<S: Isa, C: Codec, const I: usize>(
     }
     let groups = BLOCK / C::GROUP;
     // SAFETY: the caller's contract.
-    unsafe { *x.table.add((block * groups + half) * I + t) }
+    unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
 }
 
-/// Adds the products of one 32-block of `N` tiles with `T` rows, interleaved by `I`, to `acc`.
+/// Adds the products of one 32-block of a tile with `T` rows, interleaved by `I`, to `acc`.
 ///
 /// # Safety
-/// The block is inside the tiles and the activations.
+/// The block is inside the tile and the activations.
 #[inline(always)]
-#[allow(clippy::needless_range_loop, reason = "tiles and rows index several arrays at once")]
-unsafe fn block_product<S: Isa, C: Codec, const N: usize, const T: usize, const I: usize>(
+#[allow(clippy::needless_range_loop, reason = "rows index several arrays at once")]
+unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     s: S,
-    tiles: &[C; N],
-    heads: &[C::Head<S>; N],
-    x: TilePtr,
+    w: C,
+    head: C::Head<S>,
+    x: Groups,
     block: usize,
     j: usize,
-    acc: &mut [[S::F; T]; N],
+    acc: &mut [S::F; T],
 ) {
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
-    for w in tiles {
-        ask_ahead(s, *w, block);
-    }
-    let mut dots = [[s.dot_start(0); T]; N];
+    ask_ahead(s, w, block);
+    let mut dots = [s.dot_start(0); T];
     unroll!(S: g in 0..8; {
         let half = g / steps;
+        // No closures here: what one of them calls is not inlined for the instruction set.
         // SAFETY: the caller's contract.
         unsafe {
             if g.is_multiple_of(steps) {
                 for t in 0..T {
-                    let start = s.dot_start(init::<S, C, I>(x, t, block, half));
-                    for dots in &mut dots {
-                        dots[t] = start;
-                    }
+                    dots[t] = s.dot_start(init::<S, C, I>(x, t, block, half));
                 }
             }
-            // No closures here: what one of them calls is not inlined for the instruction set.
-            let mut codes = [s.splat_b(0); N];
-            for (codes, w) in codes.iter_mut().zip(tiles) {
-                *codes = w.codes(s, block, j, g);
-            }
+            let codes = w.codes(s, block, j, g);
             for t in 0..T {
-                let xs = s.load_x(x.codes.add((block * I + t) * BLOCK + 4 * g));
-                for (dots, codes) in dots.iter_mut().zip(codes) {
-                    dots[t] = if C::SIGNED {
-                        s.dot_signed(dots[t], codes, xs)
-                    } else {
-                        s.dot_unsigned(dots[t], codes, xs)
-                    };
-                }
+                let at = (block * I + t % I) * BLOCK + 4 * g;
+                let xs = s.load_x(x[t / I].codes.add(at));
+                dots[t] = if C::SIGNED {
+                    s.dot_signed(dots[t], codes, xs)
+                } else {
+                    s.dot_unsigned(dots[t], codes, xs)
+                };
             }
             if (g + 1).is_multiple_of(steps) {
-                for n in 0..N {
-                    let (w, head, dots, acc) = (tiles[n], heads[n], &dots[n], &mut acc[n]);
-                    let scale = w.scale(s, head, block, half);
+                let scale = w.scale(s, head, block, half);
+                for t in 0..T {
+                    let sum = s.dot_finish(dots[t], init::<S, C, I>(x, t, block, half));
+                    let xs = s.splat(*x[t / I].scales.add(block * I + t % I));
+                    acc[t] = s.fma(s.to_float(sum), s.mul(scale, xs), acc[t]);
+                }
+                if C::MINS {
+                    let min = w.min(s, head, block, half);
                     for t in 0..T {
-                        let sum = s.dot_finish(dots[t], init::<S, C, I>(x, t, block, half));
-                        let xs = s.splat(*x.scales.add(block * I + t));
-                        acc[t] = s.fma(s.to_float(sum), s.mul(scale, xs), acc[t]);
-                    }
-                    if C::MINS {
-                        let min = w.min(s, head, block, half);
-                        for t in 0..T {
-                            let sum = if C::GROUP == BLOCK {
-                                *x.sums32.add(block * I + t)
-                            } else {
-                                *x.sums16.add((block * 2 + half) * I + t)
-                            };
-                            acc[t] = s.fma(min, s.splat(sum), acc[t]);
-                        }
+                        let x = x[t / I];
+                        let sum = if C::GROUP == BLOCK {
+                            *x.sums32.add(block * I + t % I)
+                        } else {
+                            *x.sums16.add((block * 2 + half) * I + t % I)
+                        };
+                        acc[t] = s.fma(min, s.splat(sum), acc[t]);
                     }
                 }
             } else if (g + 1).is_multiple_of(fold) {
-                for dot in dots.as_flattened_mut() {
+                for dot in &mut dots {
                     *dot = s.dot_fold(*dot);
                 }
             }
@@ -201,26 +193,22 @@ fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, block: usize) {
 /// Adds the products of `blocks` 32-blocks to `acc`.
 ///
 /// # Safety
-/// The tiles and the activations hold so many blocks.
+/// The tile and the activations hold so many blocks.
 #[inline(always)]
-unsafe fn product<S: Isa, C: Codec, const N: usize, const T: usize, const I: usize>(
+unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
     s: S,
-    tiles: [C; N],
-    x: TilePtr,
+    w: C,
+    x: Groups,
     blocks: usize,
-    acc: &mut [[S::F; T]; N],
+    acc: &mut [S::F; T],
 ) {
     for sb in 0..blocks / C::SUPER {
         // SAFETY: the caller's contract.
-        let mut heads = [unsafe { tiles[0].head(s, sb) }; N];
-        for (head, w) in heads.iter_mut().zip(&tiles).skip(1) {
-            // SAFETY: the caller's contract.
-            *head = unsafe { w.head(s, sb) };
-        }
+        let head = unsafe { w.head(s, sb) };
         for first in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
             unroll!(S: j in 0..C::UNROLL; {
                 // SAFETY: the caller's contract.
-                unsafe { block_product::<S, C, N, T, I>(s, &tiles, &heads, x, first + j, j, acc) };
+                unsafe { block_product::<S, C, T, I>(s, w, head, x, first + j, j, acc) };
             });
         }
     }
@@ -271,30 +259,28 @@ pub(super) struct Target {
 /// A place for unpacked weights and partial sums, on the stack of a worker.
 #[repr(align(64))]
 pub(super) struct Scratch {
-    codes: [[MaybeUninit<[u8; STEP]>; STRETCH * 8]; TILES],
-    scales: [[MaybeUninit<[f32; ROWS]>; STRETCH * 2]; TILES],
-    mins: [[MaybeUninit<[f32; ROWS]>; STRETCH * 2]; TILES],
-    acc: [[MaybeUninit<[f32; ROWS]>; TOKENS]; TILES],
+    codes: [MaybeUninit<[u8; STEP]>; STRETCH * 8],
+    scales: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
+    mins: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
+    acc: [MaybeUninit<[f32; ROWS]>; TOKENS],
 }
 
 impl Scratch {
     pub(super) fn new() -> Scratch {
         Scratch {
-            codes: [[const { MaybeUninit::uninit() }; _]; _],
-            scales: [[const { MaybeUninit::uninit() }; _]; _],
-            mins: [[const { MaybeUninit::uninit() }; _]; _],
-            acc: [[const { MaybeUninit::uninit() }; _]; _],
+            codes: [const { MaybeUninit::uninit() }; _],
+            scales: [const { MaybeUninit::uninit() }; _],
+            mins: [const { MaybeUninit::uninit() }; _],
+            acc: [const { MaybeUninit::uninit() }; _],
         }
     }
-}
 
-impl Scratch {
-    fn targets(&mut self) -> [Target; TILES] {
-        std::array::from_fn(|i| Target {
-            codes: self.codes[i].as_mut_ptr().cast(),
-            scales: self.scales[i].as_mut_ptr().cast(),
-            mins: self.mins[i].as_mut_ptr().cast(),
-        })
+    fn target(&mut self) -> Target {
+        Target {
+            codes: self.codes.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr().cast(),
+            mins: self.mins.as_mut_ptr().cast(),
+        }
     }
 }
 
@@ -313,12 +299,50 @@ pub(super) unsafe fn few<S: Isa, C: Codec>(
     tile: usize,
 ) {
     for row in 0..x.rows() {
-        let mut acc = [[s.splat(0.0)]];
+        let mut acc = [s.splat(0.0)];
         // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
         unsafe {
             let at = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
-            product::<S, C, 1, 1, 1>(s, [w], at, x.blocks(), &mut acc);
-            sink.put(s, tile, row, acc[0][0]);
+            product::<S, C, 1, 1>(s, w, [at; 2], x.blocks(), &mut acc);
+            sink.put(s, tile, row, acc[0]);
+        }
+    }
+}
+
+/// Puts the products of one tile of weights with `rows` rows from `first_row` on into `sink`,
+/// unpacking on the way, once for [`WIDE_ROWS`] rows. For instruction sets with many registers.
+///
+/// # Safety
+/// `w` holds `x.blocks()` blocks; the rows are rows of `x`, `first_row` a multiple of
+/// [`INTERLEAVE`], by which they are interleaved; `tile` of their output is the caller's.
+#[inline(always)]
+pub(super) unsafe fn streamed<S: Isa, C: Codec>(
+    s: S,
+    w: C,
+    x: &ActivationRows<'_>,
+    (first_row, rows): (usize, usize),
+    sink: &Sink<'_>,
+    tile: usize,
+) {
+    let end = first_row + rows;
+    for first in (first_row..end).step_by(WIDE_ROWS) {
+        let mut acc = [s.splat(0.0); WIDE_ROWS];
+        // SAFETY: rows are padded to whole groups; a second group is read where there is one; the
+        // rest is the caller's contract.
+        unsafe {
+            let table = const { Shape::of::<S, C>().table };
+            let at = x.tile(first, 0, C::GROUP, table);
+            if end - first > INTERLEAVE {
+                let both = [at, x.tile(first + INTERLEAVE, 0, C::GROUP, table)];
+                product::<S, C, WIDE_ROWS, INTERLEAVE>(s, w, both, x.blocks(), &mut acc);
+            } else {
+                let mut half = [s.splat(0.0); INTERLEAVE];
+                product::<S, C, INTERLEAVE, INTERLEAVE>(s, w, [at; 2], x.blocks(), &mut half);
+                acc[..INTERLEAVE].copy_from_slice(&half);
+            }
+            for (row, sum) in (first..end).zip(acc) {
+                sink.put(s, tile, row, sum);
+            }
         }
     }
 }
@@ -335,18 +359,16 @@ pub(super) trait Weights<S: Isa> {
     fn codes_at(&self, first: usize) -> (*const u8, usize);
 }
 
-/// Puts the products of the tiles `w` (at most [`TILES`], the first one number `tile`) with the rows
-/// `first_row..first_row + rows` (at most [`TOKENS`]; `first_row` a multiple of the interleave) into
-/// `sink`. Each stretch of weights is unpacked once and multiplied with all rows, partial sums in
-/// `scratch`.
+/// Puts the products of the tile `w` with the rows `first_row..first_row + rows` (at most
+/// [`TOKENS`]; `first_row` a multiple of the interleave) into `sink`. Each stretch of weights is
+/// unpacked once and multiplied with all rows, partial sums in `scratch`.
 ///
 /// # Safety
-/// `w` hold `x.blocks()` blocks; the rows are rows of `x`; the tiles of their output are the
-/// caller's.
+/// `w` holds `x.blocks()` blocks; the rows are rows of `x`; `tile` of their output is the caller's.
 #[inline(always)]
 pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     s: S,
-    w: &[W],
+    w: &W,
     x: &ActivationRows<'_>,
     (first_row, rows): (usize, usize),
     scratch: &mut Scratch,
@@ -354,34 +376,25 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     tile: usize,
 ) {
     let sums = scratch.acc.as_mut_ptr().cast::<f32>();
-    let weights = scratch.targets();
-    let shape = w[0].shape();
-    let tiles = w.len();
+    let weights = scratch.target();
+    let shape = w.shape();
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
-        let mut next = [(std::ptr::null(), 0); TILES];
-        for (next, w) in next.iter_mut().zip(w) {
-            let (codes, bytes) = w.codes_at(first + blocks);
-            *next = (codes, bytes * STRETCH.min(x.blocks() - first - blocks));
-        }
-        let stretch =
-            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, tiles, sums, next };
+        let (codes, bytes) = w.codes_at(first + blocks);
+        let next = (codes, bytes * STRETCH.min(x.blocks() - first - blocks));
+        let stretch = Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums, next };
         // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
         // caller's contract.
         unsafe {
-            for (w, to) in w.iter().zip(weights) {
-                w.unpack(s, first, blocks, to);
-            }
+            w.unpack(s, first, blocks, weights);
             stretch.multiply(s);
         }
     }
-    for i in 0..tiles {
-        for row in 0..rows {
-            // SAFETY: the sums of all rows are written; the rest is the caller's contract.
-            unsafe {
-                let sum = s.load(sums.add((i * TOKENS + row) * LANES));
-                sink.put(s, tile + i, first_row + row, sum);
-            }
+    for row in 0..rows {
+        // SAFETY: the sums of all rows are written; the rest is the caller's contract.
+        unsafe {
+            let sum = s.load(sums.add(row * LANES));
+            sink.put(s, tile, first_row + row, sum);
         }
     }
 }
@@ -395,12 +408,11 @@ struct Stretch<'a> {
     blocks: usize,
     first_row: usize,
     rows: usize,
-    weights: [Target; TILES],
-    tiles: usize,
-    /// [`TOKENS`] rows of sums a tile.
+    weights: Target,
+    /// [`TOKENS`] rows of sums.
     sums: *mut f32,
     /// The codes that will be unpacked next, and their bytes.
-    next: [(*const u8, usize); TILES],
+    next: (*const u8, usize),
 }
 
 impl Stretch<'_> {
@@ -409,16 +421,13 @@ impl Stretch<'_> {
     #[inline(always)]
     fn ask_next<S: Isa>(&self, s: S, group: usize) {
         let groups = self.rows.div_ceil(INTERLEAVE);
-        for (codes, bytes) in self.next {
-            let lines = bytes / CACHE_LINE;
-            for line in lines * group / groups..lines * (group + 1) / groups {
-                s.prefetch(codes.wrapping_add(line * CACHE_LINE));
-            }
+        let (codes, bytes) = self.next;
+        let lines = bytes / CACHE_LINE;
+        for line in lines * group / groups..lines * (group + 1) / groups {
+            s.prefetch(codes.wrapping_add(line * CACHE_LINE));
         }
     }
-}
 
-impl Stretch<'_> {
     /// # Safety
     /// See [`many`].
     #[inline(always)]
@@ -454,35 +463,33 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
 
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
-        let Stretch { x, shape, first, blocks, first_row, rows, weights, tiles, sums, .. } = self.0;
-        let unpacked = weights.map(|w| Unpacked::<GROUP, FOLD, SIGNED, MINS> {
-            codes: w.codes,
-            scales: w.scales,
-            mins: w.mins,
-        });
-        let mut row = 0;
+        let Stretch { x, shape, first, blocks, first_row, rows, weights, sums, .. } = self.0;
+        let w = Unpacked::<GROUP, FOLD, SIGNED, MINS> {
+            codes: weights.codes,
+            scales: weights.scales,
+            mins: weights.mins,
+        };
         macro_rules! columns {
-            ($n:literal, $first:expr, $t:literal, $interleave:expr) => {{
+            ($row:expr, $t:expr, $interleave:expr) => {{
+                let row = $row;
                 // SAFETY: rows are padded to whole groups, and `sums` holds them after the first
                 // stretch.
                 unsafe {
                     let at = x.tile(first_row + row, first, GROUP, shape.table);
-                    let sum =
-                        |i: usize, t: usize| sums.add((($first + i) * TOKENS + row + t) * LANES);
-                    let mut acc = [[s.splat(0.0); $t]; $n];
+                    let both = if const { $t > $interleave } {
+                        [at, x.tile(first_row + row + $interleave, first, GROUP, shape.table)]
+                    } else {
+                        [at; 2]
+                    };
+                    let mut acc = [s.splat(0.0); $t];
                     if first > 0 {
-                        for (i, acc) in acc.iter_mut().enumerate() {
-                            for (t, acc) in acc.iter_mut().enumerate() {
-                                *acc = s.load(sum(i, t));
-                            }
+                        for (t, acc) in acc.iter_mut().enumerate() {
+                            *acc = s.load(sums.add((row + t) * LANES));
                         }
                     }
-                    let tiles: [_; $n] = std::array::from_fn(|i| unpacked[$first + i]);
-                    product::<S, _, $n, $t, { $interleave }>(s, tiles, at, blocks, &mut acc);
-                    for (i, acc) in acc.into_iter().enumerate() {
-                        for (t, acc) in acc.into_iter().enumerate() {
-                            s.store(sum(i, t), acc);
-                        }
+                    product::<S, _, { $t }, { $interleave }>(s, w, both, blocks, &mut acc);
+                    for (t, acc) in acc.into_iter().enumerate() {
+                        s.store(sums.add((row + t) * LANES), acc);
                     }
                 }
             }};
@@ -490,25 +497,23 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
         if x.interleave() == 1 {
             // Only formats without tiles come here with few rows, and their codes are signed.
             if const { SIGNED } {
-                for tile in 0..tiles {
-                    for r in 0..rows {
-                        row = r;
-                        columns!(1, tile, 1, 1);
-                    }
+                for row in 0..rows {
+                    columns!(row, 1, 1);
                 }
             }
             return;
         }
+        let mut row = 0;
         while row < rows {
             self.0.ask_next(s, row / INTERLEAVE);
-            if const { S::WIDE } && tiles == TILES {
-                columns!(2, 0, 4, INTERLEAVE);
+            if const { S::WIDE } && rows - row > INTERLEAVE {
+                self.0.ask_next(s, row / INTERLEAVE + 1);
+                columns!(row, WIDE_ROWS, INTERLEAVE);
+                row += WIDE_ROWS;
             } else {
-                for tile in 0..tiles {
-                    columns!(1, tile, 4, INTERLEAVE);
-                }
+                columns!(row, INTERLEAVE, INTERLEAVE);
+                row += INTERLEAVE;
             }
-            row += INTERLEAVE;
         }
     }
 }

@@ -26,8 +26,9 @@ use cyb_tensor::{DType, quant};
 
 use crate::memory::{OutOfMemory, Region, WeightMemory};
 use crate::team::{Chunks, Team, TeamError, Worker};
+use activations::INTERLEAVE;
 use codec::ROWS;
-use kernel::{FEW, STRETCH, Scratch, Shape, TILES, TOKENS, Target, Weights};
+use kernel::{FEW, STRETCH, Scratch, Shape, TOKENS, Target, WIDE_ROWS, Weights};
 use output::Sink;
 
 pub use activations::{ActivationRows, Activations, BLOCK, Gate, Source};
@@ -36,6 +37,13 @@ pub use output::{Epilogue, Output};
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
 const UNIT_BYTES: usize = 16 << 10;
+
+/// Rows up to which codes of two planes are unpacked once for eight rows.
+const STREAMED: usize = 32;
+
+/// Bytes of activations that tile after tile is multiplied with: about half of the second-level
+/// cache of a core.
+const CACHED_BYTES: usize = 512 << 10;
 
 /// Weight bytes that are packed before their source is let go.
 const SLAB_BYTES: usize = 16 << 20;
@@ -433,9 +441,10 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
         let codec = |tile: usize| unsafe {
             at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes), blocks)
         };
-        if x.rows() <= FEW {
+        let rows = x.rows();
+        if rows <= FEW {
             let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
-            for unit in Units::new(worker, counter, (w.tiles(), per_unit), (x.rows(), FEW)) {
+            for unit in Units::new(worker, counter, (w.tiles(), per_unit), (rows, FEW)) {
                 for tile in unit.first_tile..unit.first_tile + unit.tiles {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
                     unsafe { kernel::few(s, codec(tile), &x, &sink, tile) };
@@ -443,14 +452,25 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
             }
             return;
         }
+        // Cheap codes are unpacked again for every eight rows, from tiles in the first cache; others
+        // once for as many rows as there are, through memory.
+        let streams = const { S::WIDE } && (const { !C::SPLIT } || rows <= STREAMED);
+        let row_bytes = (Activations::bytes(INTERLEAVE, w.k) / INTERLEAVE).max(1);
+        let cached = (CACHED_BYTES / row_bytes / WIDE_ROWS * WIDE_ROWS).clamp(WIDE_ROWS, TOKENS);
+        let per_unit = if streams { cached } else { TOKENS };
         let mut scratch = Scratch::new();
-        for unit in Units::new(worker, counter, (w.tiles(), TILES), (x.rows(), TOKENS)) {
-            let first = unit.first_tile;
-            let tiles = [Tile(codec(first)), Tile(codec(first + unit.tiles - 1))];
-            let rows = (unit.first_row, unit.rows);
+        for unit in Units::new(worker, counter, (w.tiles(), 1), (rows, per_unit)) {
+            let (tile, rows) = (unit.first_tile, (unit.first_row, unit.rows));
+            let codec = codec(tile);
             // SAFETY: as above.
             unsafe {
-                kernel::many(s, &tiles[..unit.tiles], &x, rows, &mut scratch, &sink, first);
+                if streams {
+                    if const { S::WIDE } {
+                        kernel::streamed(s, codec, &x, rows, &sink, tile);
+                    }
+                } else {
+                    kernel::many(s, &Tile(codec), &x, rows, &mut scratch, &sink, tile);
+                }
             }
         }
     }
@@ -559,7 +579,7 @@ impl SimdOp for Blocks<'_> {
             let native = NativeTile { w, row_bytes, tile };
             let rows = (unit.first_row, unit.rows);
             // SAFETY: the tile holds the blocks of a row of `x`; each unit is one worker's.
-            unsafe { kernel::many(s, &[native], &x, rows, &mut scratch, &sink, tile) };
+            unsafe { kernel::many(s, &native, &x, rows, &mut scratch, &sink, tile) };
         }
     }
 }

@@ -417,6 +417,6 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
 
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        one!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        one!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
 }

@@ -337,6 +337,6 @@ impl Isa for Avx512Vnni {
 
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
-        one!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        one!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
 }
