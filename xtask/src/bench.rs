@@ -1,10 +1,11 @@
 //! `cargo xtask bench`: the release binary beside llama.cpp on every text model, as Markdown.
 
 use std::process::Command;
+use std::time::Instant;
 
 use serde::Deserialize;
 
-use crate::shell::{cargo, run, target_dir};
+use crate::shell::{cargo, printed, run, target_dir};
 use crate::{Failure, models};
 
 /// The models of the table, and how many tokens each measurement has.
@@ -56,39 +57,89 @@ pub(crate) fn bench(python: Option<&str>) -> Result<(), Failure> {
         None => environment()?,
     };
     println!(
-        "| model | threads | depth | prefill tok/s | llama.cpp | ratio | decode tok/s | llama.cpp | ratio | load ms | llama.cpp | peak MiB |"
+        "| model | threads | depth | sequences | prefill tok/s | llama.cpp | ratio | decode tok/s | llama.cpp | ratio | load ms | llama.cpp | peak MiB |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for name in MODELS {
         for threads in [2, 1] {
-            for depth in [0, 3500] {
-                row(name, threads, depth, &python)?;
+            for (depth, sequences) in [(0, 1), (3500, 1), (0, 8)] {
+                row(name, threads, depth, sequences, &python)?;
             }
         }
+    }
+    println!("\n| model | cold start to the first token, ms | llama.cpp | ratio |");
+    println!("|---|---|---|---|");
+    for name in MODELS {
+        cold_start(name, &python)?;
     }
     Ok(())
 }
 
-fn row(name: &str, threads: usize, depth: usize, python: &str) -> Result<(), Failure> {
+/// Sixteen tokens or so in every vocabulary.
+const SHORT_PROMPT: &str = "The quick brown fox jumps over the lazy dog, and then it sleeps again.";
+
+/// Prints the milliseconds from a model's file to its first token, imports not counted.
+const PEER_COLD_START: &str = r#"
+import sys, time
+import llama_cpp
+start = time.perf_counter()
+model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_threads=2, n_threads_batch=2, verbose=False)
+tokens = model.tokenize(sys.argv[2].encode())
+model.eval(tokens)
+model.sample(temp=0.0)
+print((time.perf_counter() - start) * 1000)
+"#;
+
+/// From the start of a process to its first token, the file in the page cache; of the peer without
+/// the start of Python.
+fn cold_start(name: &str, python: &str) -> Result<(), Failure> {
     let binary = target_dir().join("release/soma-runtime");
-    let output = Command::new(binary)
+    let file = cyb_zoo::path(name).map_err(|e| e.to_string())?;
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..5 {
+        let start = Instant::now();
+        let mut ours = Command::new(&binary);
+        ours.args(["run", "--raw", "--max-tokens", "1", "--temperature", "0"]);
+        ours.args(["--prompt", SHORT_PROMPT, "--model", name]);
+        printed("soma-runtime run", &mut ours)?;
+        times[0].push(start.elapsed().as_secs_f64() * 1e3);
+        let mut theirs = Command::new(python);
+        theirs.args(["-c", PEER_COLD_START]).arg(&file).arg(SHORT_PROMPT);
+        let text = printed(python, &mut theirs)?;
+        let last = text.lines().last().and_then(|line| line.parse().ok());
+        times[1].push(last.ok_or_else(|| format!("{python} printed no time: {text:?}"))?);
+    }
+    let [ours, theirs] = times.map(|mut t| {
+        t.sort_by(f64::total_cmp);
+        t[t.len() / 2]
+    });
+    println!("| {name} | {ours:.0} | {theirs:.0} | {:.2} |", ours / theirs);
+    Ok(())
+}
+
+fn row(
+    name: &str,
+    threads: usize,
+    depth: usize,
+    sequences: usize,
+    python: &str,
+) -> Result<(), Failure> {
+    let binary = target_dir().join("release/soma-runtime");
+    let mut command = Command::new(binary);
+    command
         .args(["bench", "--json", "--compare", "--model", name, "--python", python])
         .args(["--threads", &threads.to_string(), "--depth", &depth.to_string()])
-        .args(["--gen-tokens", "64", "--repeat", "3"])
-        .output()
-        .map_err(|e| format!("soma-runtime bench: {e}"))?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-    }
-    let report: Report = serde_json::from_slice(&output.stdout)
-        .map_err(|e| format!("soma-runtime bench --json: {e}"))?;
+        .args(["--batch", &sequences.to_string(), "--gen-tokens", "64", "--repeat", "3"]);
+    let text = printed("soma-runtime bench", &mut command)?;
+    let report: Report =
+        serde_json::from_str(&text).map_err(|e| format!("soma-runtime bench --json: {e}"))?;
     let (ours, theirs) = (&report, &report.peer);
     let [prefill, decode] = [(&ours.prefill, &theirs.prefill), (&ours.decode, &theirs.decode)]
         .map(|(ours, theirs)| (ours.tok_per_sec.median, theirs.tok_per_sec.median));
     let pair =
         |(ours, theirs): (f64, f64)| format!("{ours:.1} | {theirs:.1} | {:.2}", ours / theirs);
     println!(
-        "| {name} | {} | {depth} | {} | {} | {:.0} | {:.0} | {:.0} |",
+        "| {name} | {} | {depth} | {sequences} | {} | {} | {:.0} | {:.0} | {:.0} |",
         ours.threads,
         pair(prefill),
         pair(decode),

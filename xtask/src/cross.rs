@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::Failure;
-use crate::shell::{cargo, root, run, target_dir};
+use crate::shell::{cargo, printed, root, run, target_dir};
 use crate::steps::step;
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
@@ -48,12 +48,13 @@ fn without_avx() -> Result<(), Failure> {
     let emulated = |words: &[&str]| {
         let mut qemu = Command::new("qemu-x86_64");
         qemu.args(["-cpu", "Nehalem"]).arg(&binary).args(words);
-        said("qemu-x86_64", qemu)
+        printed("qemu-x86_64", &mut qemu)
+            .map_err(|error| format!("{error}; qemu-x86_64 is in Debian's qemu-user"))
     };
     let native = |words: &[&str]| {
         let mut command = Command::new(&binary);
         command.args(words);
-        said("soma-runtime", command)
+        printed("soma-runtime", &mut command)
     };
     let here = emulated(&["backends"])?;
     if !here.contains("portable") {
@@ -99,18 +100,4 @@ fn neon() -> Result<(), Failure> {
         test.env_remove(inherited);
     }
     run("the tests on AArch64", test)
-}
-
-/// What a program prints, when it ends well.
-fn said(name: &str, mut command: Command) -> Result<String, Failure> {
-    let output = command
-        .output()
-        .map_err(|error| format!("cannot start {name}: {error}; install Debian's qemu-user"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let problem = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{name} failed ({}): {}", output.status, problem.trim()))
-        }
-    }
 }

@@ -34,3 +34,15 @@ pub(crate) fn run(what: &str, mut command: Command) -> Result<(), Failure> {
         Err(error) => Err(format!("{what}: cannot start {program}: {error}")),
     }
 }
+
+/// What a program prints, when it ends well.
+pub(crate) fn printed(name: &str, command: &mut Command) -> Result<String, Failure> {
+    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            let problem = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{name} failed ({}): {}", output.status, problem.trim()))
+        }
+    }
+}

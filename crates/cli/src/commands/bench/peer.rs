@@ -56,8 +56,8 @@ pub(super) fn measure(
     threads: usize,
     options: &BenchOptions,
 ) -> Result<Peer, Failure> {
-    let numbers =
-        [threads, options.prompt_tokens, options.gen_tokens, options.depth, options.repeat];
+    let BenchOptions { prompt_tokens, gen_tokens, depth, batch, repeat } = *options;
+    let numbers = [threads, prompt_tokens, gen_tokens, depth, batch, repeat];
     let numbers = numbers.map(|n| n.to_string());
     let mut arguments = vec![SCRIPT];
     let model = model.display().to_string();
