@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Deserialize;
 
-use crate::shell::{cargo, printed, run, target_dir};
+use crate::shell::{cargo, environment, printed, run, target_dir};
 use crate::{Failure, models};
 
 /// The models of the table, and how many tokens each measurement has.
@@ -54,7 +54,7 @@ pub(crate) fn bench(python: Option<&str>) -> Result<(), Failure> {
     run("the build", cargo(["build", "--release", "--package", "soma-runtime"]))?;
     let python = match python {
         Some(python) => python.to_owned(),
-        None => environment()?,
+        None => environment("bench-venv", &[PEER])?.display().to_string(),
     };
     println!(
         "| model | threads | depth | sequences | prefill tok/s | llama.cpp | ratio | decode tok/s | llama.cpp | ratio | load ms | llama.cpp | peak MiB |"
@@ -148,20 +148,4 @@ fn row(
         ours.peak_memory_mb
     );
     Ok(())
-}
-
-/// An environment with the peer; its Python.
-fn environment() -> Result<String, Failure> {
-    let folder = target_dir().join("bench-venv");
-    let python = folder.join("bin/python");
-    if !python.exists() {
-        let mut make = Command::new("python3");
-        make.args(["-m", "venv"]).arg(&folder);
-        run("python3 -m venv", make)?;
-    }
-    let mut install = Command::new(&python);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER]);
-    install.env("CMAKE_ARGS", "-DGGML_NATIVE=ON");
-    run("pip install of llama-cpp-python", install)?;
-    Ok(python.display().to_string())
 }

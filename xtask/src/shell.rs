@@ -46,3 +46,22 @@ pub(crate) fn printed(name: &str, command: &mut Command) -> Result<String, Failu
         }
     }
 }
+
+/// The Python of an environment in the target folder that has these packages (arguments of pip).
+pub(crate) fn environment<S: AsRef<OsStr>>(name: &str, packages: &[S]) -> Result<PathBuf, Failure> {
+    let environment = target_dir().join(name);
+    let bin = environment.join(if cfg!(windows) { "Scripts" } else { "bin" });
+    let python = bin.join(if cfg!(windows) { "python.exe" } else { "python" });
+    if !python.exists() {
+        let mut make = Command::new("python3");
+        make.args(["-m", "venv"]).arg(&environment);
+        run("python3 -m venv", make)?;
+    }
+    eprintln!("packages of {name}");
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
+    // What is compiled here is measured here.
+    install.env("CMAKE_ARGS", "-DGGML_NATIVE=ON");
+    run("pip install", install)?;
+    Ok(python)
+}

@@ -1,13 +1,14 @@
 //! The commands that are a list of steps: `demo`, `test`, `golden`.
 
+use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use cyb_zoo::{ALL_MODELS_VAR, DEMO, Set};
 
-use crate::shell::{cargo, root, run, target_dir};
+use crate::shell::{cargo, environment, root, run};
 use crate::tidy::tidy;
 use crate::{Failure, models};
 
@@ -74,7 +75,7 @@ pub(crate) fn golden(names: &[&str]) -> Result<(), Failure> {
             missing.display()
         ));
     }
-    let python = environment("golden-venv", &golden.join("requirements.txt"))?;
+    let python = environment("golden-venv", &requirements(&golden))?;
     for script in scripts {
         let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
         step(&name, || {
@@ -89,7 +90,7 @@ pub(crate) fn golden(names: &[&str]) -> Result<(), Failure> {
 /// Compiles the CUDA kernels to PTX, with the compiler that is a Python package.
 pub(crate) fn kernels() -> Result<(), Failure> {
     let folder = root().join("crates/cuda/kernels");
-    let python = environment("kernels-venv", &folder.join("requirements.txt"))?;
+    let python = environment("kernels-venv", &requirements(&folder))?;
     step("kernels", || {
         let mut compile = Command::new(&python);
         compile.arg(folder.join("compile.py"));
@@ -97,26 +98,12 @@ pub(crate) fn kernels() -> Result<(), Failure> {
     })
 }
 
-/// The Python of an environment in the target folder that has these packages.
-fn environment(name: &str, requirements: &std::path::Path) -> Result<PathBuf, Failure> {
-    let environment = target_dir().join(name);
-    let bin = environment.join(if cfg!(windows) { "Scripts" } else { "bin" });
-    let python = bin.join(if cfg!(windows) { "python.exe" } else { "python" });
-    if !python.exists() {
-        let mut make = Command::new("python3");
-        make.args(["-m", "venv"]).arg(&environment);
-        run("python3 -m venv", make)?;
-    }
-    step("packages", || {
-        let mut install = Command::new(&python);
-        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        install.arg("--requirement").arg(requirements);
-        run(&format!("pip install of {}", requirements.display()), install)
-    })?;
-    Ok(python)
+/// Arguments of pip for the packages that a folder pins.
+fn requirements(folder: &Path) -> [OsString; 2] {
+    ["--requirement".into(), folder.join("requirements.txt").into()]
 }
 
-fn scripts_in(golden: &std::path::Path) -> Result<Vec<PathBuf>, Failure> {
+fn scripts_in(golden: &Path) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(golden).map_err(|error| format!("{}: {error}", golden.display()))?;
     let mut scripts: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
