@@ -31,6 +31,8 @@ pub enum FormatError {
     Split { path: PathBuf, problem: SplitError },
     #[error("{}: {problem}", path.display())]
     Safetensors { path: PathBuf, problem: SafetensorsError },
+    #[error("{}: {problem}; correct it", path.display())]
+    Toml { path: PathBuf, problem: String },
     #[error("{}: {problem}", path.display())]
     Torch { path: PathBuf, problem: TorchError },
     #[error("{}: {problem}; it is damaged, fetch it again", path.display())]

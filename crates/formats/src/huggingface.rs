@@ -92,18 +92,27 @@ pub(crate) fn attach(model: &mut ModelFile, dir: &Path, weights: &Path) -> Resul
             model.take_tensors(crate::open_file(file)?, &format!("modules.{i}."));
         }
     }
-    for name in DOCUMENTS {
-        let found = [weights, dir].map(|place| place.join(name)).into_iter().find(|p| p.is_file());
-        if let Some(path) = found {
-            model.documents.insert(name.to_owned(), MappedFile::open(&path)?.into());
-        }
-    }
+    attach_documents(model, [weights, dir])?;
     model.metadata = metadata;
     Ok(())
 }
 
+/// Keeps the files that other crates read, from the first place that has each.
+pub(crate) fn attach_documents(
+    model: &mut ModelFile,
+    places: [&Path; 2],
+) -> Result<(), FormatError> {
+    for name in DOCUMENTS {
+        let found = places.map(|place| place.join(name)).into_iter().find(|p| p.is_file());
+        if let Some(path) = found {
+            model.documents.insert(name.to_owned(), MappedFile::open(&path)?.into());
+        }
+    }
+    Ok(())
+}
+
 /// A path below `dir` that a file names.
-fn inside(dir: &Path, path: &str) -> Result<PathBuf, FormatError> {
+pub(crate) fn inside(dir: &Path, path: &str) -> Result<PathBuf, FormatError> {
     let steps = Path::new(path).components().all(|c| matches!(c, Component::Normal(_)));
     match steps {
         true => Ok(dir.join(path)),

@@ -22,6 +22,7 @@ pub mod onnx;
 mod pickle;
 mod safetensors;
 mod sniff;
+mod soma;
 mod text;
 mod torch;
 
@@ -36,13 +37,17 @@ pub use npy::NpyError;
 pub use pickle::PickleError;
 pub use safetensors::SafetensorsError;
 pub use sniff::{Sniffed, sniff};
+pub use soma::write_directory;
 pub use text::edit_distance;
 pub use torch::TorchError;
 
 /// Opens a model: a file of any format, one part of a split model, or a directory with one model.
 pub fn open(path: &Path) -> Result<ModelFile, FormatError> {
     if path.is_dir() {
-        return directory::open(path);
+        return match soma::is_here(path) {
+            true => soma::open(path),
+            false => directory::open(path),
+        };
     }
     let mut model = open_file(path)?;
     if let (Format::Safetensors | Format::Torch, Some(dir)) = (model.format, path.parent()) {

@@ -6,6 +6,7 @@
 //! holds which tensor. The index decides: other files beside it are noted and not read.
 
 use std::fmt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -304,6 +305,56 @@ fn string_metadata(path: &Path, entries: IndexMap<String, String>) -> Metadata {
     let mut metadata = Metadata::new(path);
     entries.into_iter().for_each(|(key, value)| metadata.insert(key, value));
     metadata
+}
+
+/// The name of a dtype that the format has.
+fn name_of(dtype: DType) -> Option<&'static str> {
+    const NAMES: [&str; 15] = [
+        "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F8_E5M2", "F16",
+        "BF16", "F32", "F64",
+    ];
+    NAMES.into_iter().find(|name| dtype_of(name) == Some(dtype))
+}
+
+/// Writes tensors as one file, in their order.
+///
+/// # Errors
+/// A tensor is of a type that the format does not have, or the file cannot be written.
+pub(crate) fn write<'t>(
+    path: &Path,
+    tensors: impl Iterator<Item = (&'t str, &'t Tensor)> + Clone,
+) -> Result<(), FormatError> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, tensor) in tensors.clone() {
+        let Some(dtype) = name_of(tensor.dtype()) else {
+            let problem = SafetensorsError::UnknownType {
+                name: name.to_owned(),
+                dtype: tensor.dtype().to_string(),
+            };
+            return Err(FormatError::Safetensors { path: path.to_owned(), problem });
+        };
+        let start = end;
+        end += tensor.bytes().len();
+        let entry = serde_json::json!({
+            "dtype": dtype,
+            "shape": tensor.shape(),
+            "data_offsets": [start, end],
+        });
+        header.insert(name.to_owned(), entry);
+    }
+    let mut header = serde_json::Value::Object(header).to_string();
+    // Data begins at a multiple of 8 bytes.
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    crate::atomic::write_file(path, |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        for (_, tensor) in tensors {
+            out.write_all(tensor.bytes().as_slice())?;
+            tensor.bytes().release();
+        }
+        Ok(())
+    })
 }
 
 #[derive(serde::Deserialize)]

@@ -1,7 +1,7 @@
 //! What a Hugging Face directory says about text: `tokenizer.json` and the configurations beside it.
 
 use cyb_formats::{Metadata, ModelFile, Value};
-use cyb_text::{JsonConfig, SpecialTokens, Tokenizer};
+use cyb_text::{Arrangement, JsonConfig, SpecialTokens, Tokenizer, sentencepiece};
 
 use crate::Error;
 
@@ -42,6 +42,39 @@ pub(crate) fn tokenizer(model: &str, metadata: &Metadata, json: &[u8]) -> Result
     };
     Tokenizer::from_json(json, config)
         .map_err(|problem| Error::Text { model: model.to_owned(), problem })
+}
+
+/// Names of SentencePiece files.
+const PIECES: [&str; 4] =
+    ["spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"];
+
+/// The tokenizer of a directory that has a SentencePiece file and no `tokenizer.json`; what is put
+/// around texts is then what the family's own tokenizer puts there.
+pub(crate) fn from_pieces(model: &str, file: &ModelFile) -> Result<Option<Tokenizer>, Error> {
+    let metadata = &file.metadata;
+    let Some(document) = PIECES.iter().find_map(|name| file.documents.get(*name)) else {
+        return Ok(None);
+    };
+    let flag = |name: &str| metadata.opt::<bool>(&format!("tokenizer_config.{name}"));
+    let arrangement = match metadata.opt::<&str>("config.model_type")?.unwrap_or_default() {
+        "deberta-v2" => Arrangement::Separated,
+        "xlm-roberta" => Arrangement::Fairseq,
+        name if name == "t5" || name.starts_with("siglip") => Arrangement::Ended,
+        "llama" | "mistral" | "gemma2" | "gemma3" | "gemma3_text" | "phi3" => Arrangement::Plain {
+            bos: flag("add_bos_token")?.unwrap_or(true),
+            eos: flag("add_eos_token")?.unwrap_or(false),
+        },
+        name => {
+            let why = format!(
+                "it is a SentencePiece model alone, and what the {name} family puts around texts \
+                 is not known; fetch tokenizer.json too"
+            );
+            return Err(Error::Value { what: "tokenizer", why });
+        }
+    };
+    let text = |problem| Error::Text { model: model.to_owned(), problem };
+    let vocabulary = sentencepiece(document.bytes(), arrangement).map_err(text)?;
+    Ok(Some(Tokenizer::from_vocabulary(vocabulary).map_err(text)?))
 }
 
 /// The token strings that a chat template prints.

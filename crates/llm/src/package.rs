@@ -47,12 +47,16 @@ impl Package {
     ) -> Result<Package, Error> {
         let tokenizer = match file.documents.get("tokenizer.json") {
             Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.bytes())?),
-            None => vocabulary::tokenizer(&name, &file.metadata)?,
+            None => match vocabulary::tokenizer(&name, &file.metadata)? {
+                Some(tokenizer) => Some(tokenizer),
+                None => directory::from_pieces(&name, &file)?,
+            },
         };
         let source = template_source(&file)?;
         let template = match (&source, &tokenizer) {
             (Some(source), Some(tokenizer)) => {
-                let special = match file.documents.contains_key("tokenizer.json") {
+                let json = file.metadata.contains("config.model_type");
+                let special = match json {
                     true => directory::special_tokens(&file.metadata)?,
                     false => vocabulary::special_tokens(&file.metadata, tokenizer)?,
                 };
@@ -137,6 +141,16 @@ impl Package {
     /// Text of ids as they come, for an answer: control tokens are no text.
     pub(crate) fn detokenizer(&self) -> Result<Detokenizer<'_>, Error> {
         Ok(Detokenizer::new(self.tokenizer()?, true))
+    }
+
+    /// Writes the model as a directory of the project's own form: `config.toml` and, beside it, the
+    /// rest as TOML, the tokenizer, and `weights.safetensors`.
+    ///
+    /// # Errors
+    /// The model is no Hugging Face directory, or a file cannot be written.
+    pub fn write_directory(&self, dir: &Path) -> Result<(), Error> {
+        self.file.check_unchanged()?;
+        Ok(cyb_formats::write_directory(&self.file, dir)?)
     }
 
     /// Looks at everything that can be checked without computing: what opening the file has checked

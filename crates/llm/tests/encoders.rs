@@ -118,6 +118,41 @@ fn without_kernels() {
     agrees("deberta", BackendKind::Atoms);
 }
 
+#[test]
+fn a_directory_of_our_own_gives_the_same_bits() {
+    for name in ["bert-pair", "sentence-cls", "roberta-nli"] {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        let original = model(name);
+        original.package().write_directory(&own).unwrap();
+        assert!(own.join("config.toml").is_file() && !own.join("config.json").exists());
+        let again = load(&own).unwrap();
+        let cut = TextOptions { truncate: true };
+        let texts = ["The river flows near Rome.", "why?"];
+        if name.starts_with("sentence") {
+            assert_eq!(again.embed(&texts, cut).unwrap(), original.embed(&texts, cut).unwrap());
+        } else {
+            let pairs = texts.map(|text| (text, Some("a bird")));
+            let scores = |model: &Model| model.classify(&pairs, cut).unwrap();
+            assert_eq!(scores(&again), scores(&original));
+        }
+        // Two sets of weights are none.
+        std::fs::copy(own.join("weights.safetensors"), own.join("weights.bin")).unwrap();
+        let error = load(&own).unwrap_err().to_string();
+        assert!(error.contains("2 files called weights"), "{error}");
+        let config = own.join("config.toml");
+        let text = std::fs::read_to_string(&config).unwrap();
+        let named = "\n[components.all]\nweights = \"weights.safetensors\"\nrole = \"encoder\"\n";
+        std::fs::write(&config, text.clone() + named).unwrap();
+        assert!(load(&own).is_ok());
+        std::fs::write(&config, text.clone() + &named.replace("weights.s", "../weights.s"))
+            .unwrap();
+        assert!(load(&own).unwrap_err().to_string().contains("leads out"));
+        std::fs::write(&config, text + "\nx = [").unwrap();
+        assert!(load(&own).unwrap_err().to_string().contains("config.toml"));
+    }
+}
+
 /// A copy of a golden model whose config.json is changed.
 fn changed(
     name: &str,

@@ -12,7 +12,7 @@ use cyb_formats::{FromValue, Metadata, Value};
 use crate::ModelError;
 
 /// Prefixes of keys that describe a file or its vocabulary and never change the graph.
-const DESCRIPTIVE: [&str; 14] = [
+const DESCRIPTIVE: [&str; 15] = [
     "general.",
     "tokenizer.",
     "quantize.",
@@ -27,6 +27,7 @@ const DESCRIPTIVE: [&str; 14] = [
     "config_sentence_transformers.",
     "preprocessor_config.",
     "processor_config.",
+    "vocab.",
 ];
 
 /// The prefix of what config.json says.

@@ -6,6 +6,9 @@
 #[non_exhaustive]
 pub enum TextError {
     /// The vocabulary has no tokens at all.
+    /// A SentencePiece file that cannot be used.
+    #[error("the SentencePiece model cannot be used: {reason}")]
+    SentencePiece { reason: String },
     #[error("the vocabulary is empty")]
     EmptyVocabulary,
     /// A special token id points outside the vocabulary.

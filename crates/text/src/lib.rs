@@ -1,7 +1,7 @@
 //! Text in and out of a language model: tokenizers, chat templates, the streaming detokenizer.
 //!
 //! The one idea: a [`Tokenizer`] is built either from what a GGUF file says about its vocabulary
-//! ([`Vocabulary`]) or from a Hugging Face `tokenizer.json`, and from then on callers see the same
+//! ([`Vocabulary`]), a SentencePiece file ([`sentencepiece`]) or a Hugging Face `tokenizer.json`, and from then on callers see the same
 //! type. A [`ChatTemplate`] renders messages to a [`Rendered`] that remembers which characters came
 //! from the template and which from a message, so that [`encode_chat`] reads control tokens in the
 //! former only.
@@ -17,6 +17,7 @@ mod error;
 mod huggingface;
 mod native;
 mod pretokenize;
+mod sentencepiece_model;
 mod special;
 mod spm;
 mod stop;
@@ -32,10 +33,11 @@ pub use detokenize::Detokenizer;
 pub use error::TextError;
 pub use huggingface::JsonConfig;
 pub use pretokenize::known_pre_tokenizers;
+pub use sentencepiece_model::{Arrangement, sentencepiece};
 pub use stop::{StopMatcher, StopOutput};
 pub use template::{
     ChatTemplate, Clock, Content, ContentPart, Message, Origin, RenderOptions, Rendered, Segment,
     SpecialTokens,
 };
 pub use tokenizer::{EncodeOptions, Encoded, PairOptions, Tokenizer};
-pub use vocabulary::{StringTable, TokenType, VocabModel, Vocabulary};
+pub use vocabulary::{Around, StringTable, TokenType, VocabModel, Vocabulary};

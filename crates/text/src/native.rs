@@ -12,14 +12,21 @@ use crate::pretokenize::{PreTokenizer, PreTokenizerSpec};
 use crate::special::{Reading, SpecialKind, SpecialTokens, is_markup};
 use crate::spm::{ByteTokens, SPACE_MARK, SpmModel};
 use crate::token_map::TokenMap;
-use crate::unigram::UnigramModel;
+use crate::tokenizer::{Encoded, PairOptions};
+use crate::unigram::{SpmNormalizer, UnigramModel};
+use crate::vocabulary::Around;
 use crate::wordpiece::WordPieceModel;
 use crate::{TextError, TokenType, VocabModel, Vocabulary};
 
 #[derive(Debug)]
 enum Model {
-    Bpe { words: PreTokenizer, bpe: BpeModel, spm_spaces: bool },
-    SentencePiece(SpmModel),
+    Bpe {
+        words: PreTokenizer,
+        bpe: BpeModel,
+        spm_spaces: bool,
+    },
+    /// With what is done to the text before, where that is more than marking spaces.
+    SentencePiece(SpmModel, Option<SpmNormalizer>),
     WordPiece(WordPieceModel),
     Unigram(UnigramModel),
 }
@@ -37,6 +44,7 @@ pub(crate) struct NativeTokenizer {
     add_eos: bool,
     add_sep: bool,
     add_space_prefix: bool,
+    around: Option<Around>,
     end_of_generation: Vec<u32>,
 }
 
@@ -172,6 +180,7 @@ impl NativeTokenizer {
             add_eos,
             add_sep,
             add_space_prefix: vocabulary.add_space_prefix.unwrap_or(defaults.add_space_prefix),
+            around: vocabulary.around,
             end_of_generation,
         })
     }
@@ -183,6 +192,12 @@ impl NativeTokenizer {
         add_special: bool,
     ) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
+        if let (Some(around), true) = (&self.around, add_special) {
+            ids.extend(&around.before);
+            Encoder::new(self).run(text, reading, &mut ids)?;
+            ids.extend(&around.after);
+            return Ok(ids);
+        }
         if add_special {
             ids.extend(self.bos.filter(|_| self.add_bos));
         }
@@ -193,6 +208,49 @@ impl NativeTokenizer {
             ids.extend(self.sep.filter(|_| self.add_sep));
         }
         Ok(ids)
+    }
+
+    /// A text or a pair with what is put around them; `None` where pairs are not known.
+    ///
+    /// # Errors
+    /// As [`NativeTokenizer::encode`].
+    pub(crate) fn encode_pair(
+        &self,
+        text: &str,
+        pair: Option<&str>,
+        options: PairOptions,
+    ) -> Result<Option<Encoded>, TextError> {
+        let Some(around) = &self.around else { return Ok(None) };
+        let reading = if options.parse_special { Reading::All } else { Reading::UserDefined };
+        let mut first = self.encode(text, reading, false)?;
+        let mut second = pair.map(|pair| self.encode(pair, reading, false)).transpose()?;
+        let between = second.as_ref().map_or(0, |_| around.between.len());
+        let added = around.before.len() + between + around.after.len();
+        let n_tokens = first.len() + second.as_ref().map_or(0, Vec::len) + added;
+        if let Some(limit) = options.truncate_to.filter(|&limit| n_tokens > limit) {
+            let room = limit.saturating_sub(added);
+            let lengths = [first.len(), second.as_ref().map_or(0, Vec::len)];
+            let [a, b] = longest_first(lengths, room);
+            first.truncate(a);
+            second.iter_mut().for_each(|second| second.truncate(b));
+        }
+        let mut encoded = Encoded { n_tokens, ..Encoded::default() };
+        let mut add = |ids: &[u32], kind: u32, special: bool| {
+            encoded.ids.extend(ids);
+            encoded.types.resize(encoded.ids.len(), kind);
+            encoded.special.resize(encoded.ids.len(), special);
+            encoded.spans.resize(encoded.ids.len(), 0..0);
+        };
+        add(&around.before, 0, true);
+        add(&first, 0, false);
+        let mut kind = 0;
+        if let Some(second) = &second {
+            add(&around.between, 0, true);
+            kind = u32::from(around.types);
+            add(second, kind, false);
+        }
+        add(&around.after, kind, true);
+        Ok(Some(encoded))
     }
 
     /// Tokens of a text of which only some stretches are from a template. Control tokens and
@@ -325,11 +383,24 @@ impl<'t> Encoder<'t> {
                 }
                 Ok(())
             }
-            Model::SentencePiece(spm) => spm.encode(tokens, &mark_spaces(text, prefix), ids),
+            Model::SentencePiece(spm, None) => spm.encode(tokens, &mark_spaces(text, prefix), ids),
+            Model::SentencePiece(spm, Some(normalizer)) => {
+                spm.encode(tokens, &normalizer.apply(text, prefix)?, ids)
+            }
             Model::WordPiece(model) => model.encode(tokens, text, ids),
             Model::Unigram(model) => model.encode(tokens, text, prefix, ids),
         }
     }
+}
+
+/// Lengths of a text and its pair that fit into `room`: the longer one is cut first.
+fn longest_first([a, b]: [usize; 2], room: usize) -> [usize; 2] {
+    let (short, long) = (a.min(b), a.max(b));
+    let (short, long) = match short > room / 2 {
+        true => (room / 2, room - room / 2),
+        false => (short, long.min(room - short)),
+    };
+    if a <= b { [short, long] } else { [long, short] }
 }
 
 /// Spaces as SentencePiece writes them, one more in front if `prefix`.
@@ -454,10 +525,16 @@ fn build_model(
                 BpeModel::new(tokens, &vocabulary.merges, byte_level, pre.ignore_merges, unk)?;
             Ok(Model::Bpe { words, bpe, spm_spaces: pre.spm_bpe })
         }
-        VocabModel::SentencePiece => Ok(Model::SentencePiece(SpmModel::new(
-            text_scores(true)?,
-            ByteTokens::new(tokens, unk),
-        ))),
+        VocabModel::SentencePiece => {
+            let spm = SpmModel::new(text_scores(true)?, ByteTokens::new(tokens, unk));
+            let charsmap = vocabulary.precompiled_charsmap.as_deref();
+            let collapse = vocabulary.remove_extra_whitespaces.unwrap_or(false);
+            let normalizer = match collapse || charsmap.is_some_and(|map| !map.is_empty()) {
+                true => Some(SpmNormalizer::new(charsmap, collapse)?),
+                false => None,
+            };
+            Ok(Model::SentencePiece(spm, normalizer))
+        }
         VocabModel::WordPiece => {
             let unknown = unk.ok_or(missing("an unknown token"))?;
             let lowercase = vocabulary.lowercase.unwrap_or(true);
@@ -468,8 +545,10 @@ fn build_model(
             let unknown = unk.ok_or(missing("an unknown token"))?;
             let charsmap = vocabulary.precompiled_charsmap.as_deref();
             let collapse = vocabulary.remove_extra_whitespaces.unwrap_or(true);
-            let model = UnigramModel::new(text_scores(true)?, types, unknown, charsmap, collapse)?;
-            Ok(Model::Unigram(model))
+            let normalizer = SpmNormalizer::new(charsmap, collapse)?;
+            let bytes = vocabulary.byte_fallback.then(|| ByteTokens::new(tokens, unk));
+            let scores = text_scores(true)?;
+            Ok(Model::Unigram(UnigramModel::new(scores, types, unknown, normalizer, bytes)))
         }
     }
 }

@@ -43,7 +43,10 @@ impl ByteTokens {
             return Ok(());
         }
         let unknown = self.unknown.ok_or_else(|| TextError::NoToken { text: text.to_owned() })?;
-        ids.push(unknown);
+        // Neighbors that are unknown are one unknown token.
+        if ids.last() != Some(&unknown) {
+            ids.push(unknown);
+        }
         Ok(())
     }
 }

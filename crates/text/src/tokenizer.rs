@@ -98,6 +98,11 @@ impl Tokenizer {
         pair: Option<&str>,
         options: PairOptions,
     ) -> Result<Encoded, TextError> {
+        if let Inner::Native(native) = &self.inner
+            && let Some(encoded) = native.encode_pair(text, pair, options)?
+        {
+            return Ok(encoded);
+        }
         let native = match &self.inner {
             Inner::Native(_) if pair.is_some() => return Err(TextError::NoPairs),
             Inner::Native(native) => native,

@@ -5,7 +5,7 @@
 
 use tokenizers::{NormalizedString, Normalizer, normalizers::Precompiled};
 
-use crate::spm::SPACE_MARK;
+use crate::spm::{ByteTokens, SPACE_MARK};
 use crate::token_map::TokenMap;
 use crate::{TextError, TokenType};
 
@@ -18,26 +18,26 @@ pub(crate) struct UnigramModel {
     scores: Vec<Option<f64>>,
     unknown: u32,
     unknown_score: f64,
-    normalizer: Option<Precompiled>,
+    normalizer: SpmNormalizer,
+    /// What unknown text becomes instead of one unknown token.
+    bytes: Option<ByteTokens>,
+}
+
+/// What SentencePiece does with a text before it looks for pieces.
+#[derive(Debug)]
+pub(crate) struct SpmNormalizer {
+    map: Option<Precompiled>,
     collapse_spaces: bool,
 }
 
 impl UnigramModel {
-    /// # Errors
-    /// If the precompiled character map is not valid.
     pub(crate) fn new(
         scores: Vec<Option<f32>>,
         types: &[TokenType],
         unknown: u32,
-        charsmap: Option<&[u8]>,
-        collapse_spaces: bool,
-    ) -> Result<Self, TextError> {
-        let normalizer = match charsmap {
-            None | Some([]) => None,
-            Some(map) => Some(Precompiled::from(map).map_err(|error| TextError::Json {
-                reason: format!("precompiled_charsmap: {error}"),
-            })?),
-        };
+        normalizer: SpmNormalizer,
+        bytes: Option<ByteTokens>,
+    ) -> Self {
         let normal = scores.iter().zip(types).filter(|(_, kind)| **kind == TokenType::Normal);
         let least = normal.filter_map(|(score, _)| *score).fold(0.0, f32::min);
         let scores = scores.into_iter().zip(types).map(|(score, kind)| match kind {
@@ -45,13 +45,13 @@ impl UnigramModel {
             TokenType::UserDefined => Some(0.0),
             _ => score.map(f64::from),
         });
-        Ok(Self {
+        Self {
             scores: scores.collect(),
             unknown,
             unknown_score: f64::from(least) - UNKNOWN_PENALTY,
             normalizer,
-            collapse_spaces,
-        })
+            bytes,
+        }
     }
 
     /// Appends the tokens of `text`; neighboring unknown characters become one unknown token.
@@ -65,7 +65,7 @@ impl UnigramModel {
         space_prefix: bool,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
-        let text = self.normalize(text, space_prefix)?;
+        let text = self.normalizer.apply(text, space_prefix)?;
         // Best way to reach each byte: score, token, start of the token.
         let mut best = vec![(f64::NEG_INFINITY, self.unknown, 0); text.len() + 1];
         best[0].0 = 0.0;
@@ -94,6 +94,13 @@ impl UnigramModel {
         let mut end = text.len();
         while end > 0 {
             let (_, id, start) = best[end];
+            if let (Some(bytes), true) = (&self.bytes, id == self.unknown) {
+                let from = ids.len();
+                bytes.push(&text[start..end], ids)?;
+                ids[from..].reverse();
+                end = start;
+                continue;
+            }
             if id != self.unknown || ids[first..].last() != Some(&self.unknown) {
                 ids.push(id);
             }
@@ -102,10 +109,28 @@ impl UnigramModel {
         ids[first..].reverse();
         Ok(())
     }
+}
 
-    fn normalize(&self, text: &str, space_prefix: bool) -> Result<String, TextError> {
+impl SpmNormalizer {
+    /// # Errors
+    /// If the precompiled character map is not valid.
+    pub(crate) fn new(charsmap: Option<&[u8]>, collapse_spaces: bool) -> Result<Self, TextError> {
+        let map = match charsmap {
+            None | Some([]) => None,
+            Some(map) => Some(Precompiled::from(map).map_err(|error| TextError::Json {
+                reason: format!("precompiled_charsmap: {error}"),
+            })?),
+        };
+        Ok(Self { map, collapse_spaces })
+    }
+
+    /// The text with its spaces as [`SPACE_MARK`]s.
+    ///
+    /// # Errors
+    /// If the map fails.
+    pub(crate) fn apply(&self, text: &str, space_prefix: bool) -> Result<String, TextError> {
         let mut normalized = NormalizedString::from(text);
-        if let Some(map) = &self.normalizer {
+        if let Some(map) = &self.map {
             let failed =
                 |error: tokenizers::Error| TextError::PreTokenize { reason: error.to_string() };
             map.normalize(&mut normalized).map_err(failed)?;

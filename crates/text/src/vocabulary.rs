@@ -135,6 +135,16 @@ impl From<i32> for TokenType {
     }
 }
 
+/// Ids that stand before a text, between a text and its pair, and at the end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Around {
+    pub before: Vec<u32>,
+    pub between: Vec<u32>,
+    pub after: Vec<u32>,
+    /// Whether tokens of the second text have a type of their own.
+    pub types: bool,
+}
+
 /// The metadata of a vocabulary. `None` means that the file does not say; the tokenizer then takes
 /// the default of the model.
 #[derive(Debug, Clone)]
@@ -181,6 +191,10 @@ pub struct Vocabulary {
     pub remove_extra_whitespaces: Option<bool>,
     /// `tokenizer.ggml.precompiled_charsmap`: the normaliser of a unigram model.
     pub precompiled_charsmap: Option<Vec<u8>>,
+    /// Text without a token becomes byte tokens, for unigram models; BPE ones do so by themselves.
+    pub byte_fallback: bool,
+    /// What is put around texts and pairs, where it is more than BOS and EOS.
+    pub around: Option<Around>,
     /// `tokenizer.ggml.normalizer.lowercase`, for WordPiece.
     pub lowercase: Option<bool>,
     /// `tokenizer.ggml.normalizer.strip_accents`, for WordPiece.
@@ -213,6 +227,8 @@ impl Vocabulary {
             add_space_prefix: None,
             remove_extra_whitespaces: None,
             precompiled_charsmap: None,
+            byte_fallback: false,
+            around: None,
             lowercase: None,
             strip_accents: None,
         }

@@ -11,6 +11,7 @@ mod detokenize;
 mod embed;
 mod forward;
 mod generate;
+mod import;
 mod jets;
 mod memory;
 mod models;
@@ -47,6 +48,7 @@ pub(crate) enum Command {
     Generate(generate::Arguments),
     Bench(bench::Arguments),
     Models(models::Arguments),
+    Import(import::Arguments),
     Verify(verify::Arguments),
     Backends(backends::Arguments),
     Memory(memory::Arguments),
@@ -71,6 +73,7 @@ pub(crate) fn run(Arguments { common, command }: Arguments) -> Result<(), Failur
         Command::Generate(arguments) => generate::run(&common, &arguments),
         Command::Bench(arguments) => bench::run(&common, &arguments),
         Command::Models(arguments) => models::run(&common, &arguments),
+        Command::Import(arguments) => import::run(&common, &arguments),
         Command::Verify(arguments) => verify::run(&common, &arguments),
         Command::Backends(arguments) => backends::run(&common, &arguments),
         Command::Memory(arguments) => memory::run(&common, &arguments),
