@@ -196,14 +196,12 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
     let mut chat = toml::Table::new();
     let template = model.documents.get("chat_template.jinja").map(|file| file.bytes());
     let template = template.and_then(|bytes| std::str::from_utf8(bytes).ok());
-    match template.or(m.opt("tokenizer_config.chat_template")?) {
-        Some(template) => drop(chat.insert("template".to_owned(), template.into())),
-        None => {}
+    if let Some(template) = template.or(m.opt("tokenizer_config.chat_template")?) {
+        chat.insert("template".to_owned(), template.into());
     }
     for key in CHAT {
         // A special token is its text or an object with it.
-        let value = tokenizer.get(key).cloned();
-        let value = match value {
+        let value = match tokenizer.get(key).cloned() {
             Some(toml::Value::Table(token)) => token.get("content").cloned(),
             value => value,
         };
