@@ -37,6 +37,9 @@ pub(crate) struct Common {
     /// Where to compute: auto, cpu, cuda, wgpu, metal, or atoms (the interpreter)
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) backend: Option<String>,
+    /// Layers that run on the graphics processor, the others on the processor [default: all]
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) gpu_layers: Option<String>,
     /// Configuration file [default: soma/config.toml in the user's configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

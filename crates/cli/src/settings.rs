@@ -21,6 +21,7 @@ struct Known {
 const KNOWN: &[Known] = &[
     Known { name: "threads", variable: "SOMA_THREADS", default: "what the machine allows" },
     Known { name: "backend", variable: "SOMA_BACKEND", default: "auto" },
+    Known { name: "gpu-layers", variable: "SOMA_GPU_LAYERS", default: "all" },
     Known {
         name: "models",
         variable: "SOMA_MODELS",
@@ -89,8 +90,11 @@ impl Settings {
             Some((path, must_exist)) => read_file(path, *must_exist)?,
             None => BTreeMap::new(),
         };
-        let given =
-            [("threads", common.threads.as_deref()), ("backend", common.backend.as_deref())];
+        let given = [
+            ("threads", common.threads.as_deref()),
+            ("backend", common.backend.as_deref()),
+            ("gpu-layers", common.gpu_layers.as_deref()),
+        ];
         let flags: BTreeMap<&str, &str> =
             given.iter().chain(flags).filter_map(|&(name, value)| Some((name, value?))).collect();
         let mut settings = Vec::new();
@@ -162,6 +166,8 @@ impl Settings {
             backend: self
                 .parsed("backend", backends, |text| text.parse::<BackendKind>().ok())?
                 .unwrap_or_default(),
+            gpu_layers: self
+                .parsed("gpu-layers", "a number of layers", |text| text.parse().ok())?,
             kv_type: self
                 .parsed("kv-type", kv_types, |text| {
                     let dtype: DType = text.parse().ok()?;

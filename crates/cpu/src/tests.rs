@@ -241,7 +241,7 @@ fn reused_and_fresh_buffers_give_the_same_bits() {
         }
         b.output("y", y);
         let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(team(2)));
-        let options = PrepareOptions { mode, foreign: false };
+        let options = PrepareOptions { mode, ..PrepareOptions::default() };
         let executor = Arc::new(Executor::prepare(b.finish(), &[backend], options).unwrap());
         let mut running = executor.start(&[9]).unwrap();
         running.bind(&[7]).unwrap();
@@ -282,7 +282,7 @@ fn a_convolution_takes_its_activation() {
             true => Arc::new(CpuBackend::new(team(2))),
             false => Arc::new(CpuBackend::atoms(team(2))),
         };
-        let options = PrepareOptions { mode: PlanMode::Reuse, foreign: true };
+        let options = PrepareOptions { foreign: true, ..PrepareOptions::default() };
         let executor = Arc::new(Executor::prepare(b.finish(), &[backend], options).unwrap());
         let mut running = executor.start(&[]).unwrap();
         let input = filled(DType::F32, &[1, 4, 9, 7], &Fill::Normal(1.0), &mut Random(3));

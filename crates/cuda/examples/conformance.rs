@@ -78,8 +78,8 @@ struct Call {
     leaves: BTreeMap<String, Tensor>,
 }
 
-/// Runs a call `runs` times in one session and gives the outputs of the last, and which backends had
-/// steps.
+/// Runs a call `runs` times in one session and gives the outputs of the last and then the states, and
+/// which backends had steps.
 fn run(call: &Call, backends: &[Arc<dyn Backend>], runs: usize) -> (Vec<Vec<u8>>, Vec<String>) {
     let executor = Executor::prepare(call.graph.clone(), backends, PrepareOptions::default());
     let executor = Arc::new(executor.unwrap());
@@ -98,11 +98,28 @@ fn run(call: &Call, backends: &[Arc<dyn Backend>], runs: usize) -> (Vec<Vec<u8>>
         running.run().unwrap();
     }
     let n = executor.outputs().count();
-    ((0..n).map(|i| running.output(i).unwrap().to_vec()).collect(), steps)
+    let mut out: Vec<Vec<u8>> = (0..n).map(|i| running.output(i).unwrap().to_vec()).collect();
+    out.extend((0..states.len()).map(|i| running.state(i).unwrap().to_vec()));
+    (out, steps)
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// The elements of a pool.
+fn pool_floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let halves = |f: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(|b| f([b[0], b[1]])).collect();
+    match dtype {
+        DType::F16 => halves(|b| half::f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => halves(|b| half::bf16::from_le_bytes(b).to_f32()),
+        DType::F32 => floats(bytes),
+        _ => {
+            let mut out = vec![0.0; bytes.len() / dtype.layout().bytes * dtype.layout().block];
+            cyb_tensor::quant::decode(dtype, bytes, &mut out).unwrap();
+            out
+        }
+    }
 }
 
 /// The largest difference in units of what is allowed; above 1 is wrong.
@@ -237,6 +254,7 @@ fn batches(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repo
             let bad = badness(&floats(&want), &floats(&got), 1e-4, 2e-2);
             report.check(&name, bad <= 1.0, || format!("{bad} times what is allowed"));
             let same = alone[..] == got[..alone.len()];
+            report.check(&name, same || m > 8, || "a row alone has other bits".into());
             println!(
                 "{name:28} worst {bad:.3}, row alone {}",
                 if same { "same" } else { "differs" }
@@ -299,8 +317,10 @@ fn layer(how: &Layer) -> Call {
     let wk = weight(&mut b, "wk", DType::Q4_K, &[groups * width, hidden]);
     let wv = weight(&mut b, "wv", DType::Q6_K, &[groups * width, hidden]);
     let wo = weight(&mut b, "wo", DType::Q8_0, &[hidden, heads * width]);
-    let gate = weight(&mut b, "gate", DType::Q4_K, &[inner, hidden]);
-    let up = weight(&mut b, "up", DType::Q4_K, &[inner, hidden]);
+    // A float gate in layers with float pools.
+    let gates = if pool == DType::BF16 || pool == DType::F32 { pool } else { DType::Q4_K };
+    let gate = weight(&mut b, "gate", gates, &[inner, hidden]);
+    let up = weight(&mut b, "up", gates, &[inner, hidden]);
     let down = weight(&mut b, "down", DType::Q6_K, &[hidden, inner]);
     let turned = width / 2;
     let frequencies: Vec<f32> =
@@ -349,6 +369,7 @@ fn layer(how: &Layer) -> Call {
 
 fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Report) {
     let decode = || vec![(700, 0), (3, 1), (255, 2)];
+    let lone = |p: i64| vec![(p, 1)];
     let prefill = || (200..270).map(|p| (p, 1)).chain([(511, 0)]).collect::<Vec<_>>();
     let long = || (0..300).map(|p| (p + 17, 2)).collect::<Vec<_>>();
     for (heads, groups, width, pool, window) in [
@@ -360,7 +381,14 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
         (4, 2, 256, DType::F16, 0),
         (8, 4, 80, DType::F16, 300),
     ] {
-        for (name, tokens) in [("decode", decode()), ("mixed", prefill()), ("prefill", long())] {
+        for (name, tokens) in [
+            ("decode", decode()),
+            ("first token", lone(0)),
+            ("one token", lone(255)),
+            ("one token, split", lone(700)),
+            ("mixed", prefill()),
+            ("prefill", long()),
+        ] {
             let how = Layer { heads, groups, width, pool, window, tokens, blocks: 24 };
             let call = layer(&how);
             let (want, _) = run(&call, cpu, 1);
@@ -370,11 +398,16 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
             report.check(&name, got == again, || "two runs differ".into());
             report.check(&name, steps.iter().all(|s| s.starts_with("cuda")), || steps.join(" "));
             let mut worst = 0f32;
-            for (w, g) in want.iter().zip(&got) {
+            let outputs = call.graph.outputs.len();
+            for (w, g) in want.iter().zip(&got).take(outputs) {
+                worst = worst.max(badness(&floats(w), &floats(g), 1e-3, 2e-2));
+            }
+            for (w, g) in want.iter().zip(&got).skip(outputs) {
+                let floats = |bytes: &[u8]| pool_floats(pool, bytes);
                 worst = worst.max(badness(&floats(w), &floats(g), 1e-3, 2e-2));
             }
             report.check(&name, worst <= 1.0, || format!("{worst} times what is allowed"));
-            println!("{name:44} {} steps, worst {worst:.3}", steps.len());
+            println!("{name:54} {} steps, worst {worst:.3}", steps.len());
         }
     }
 }
@@ -449,7 +482,7 @@ fn main() -> ExitCode {
     batches(&both, &cpu, &mut report);
     layers(&both, &cpu, &mut report);
     let fresh = PlanMode::WriteNewOnly;
-    let options = PrepareOptions { mode: fresh, foreign: false };
+    let options = PrepareOptions { mode: fresh, ..PrepareOptions::default() };
     let call = linear(DType::Q4_K, 3, 256, 32);
     report.check(
         "fresh buffers",

@@ -1,7 +1,8 @@
 """Compiles the kernels to PTX with NVRTC from the PyPI package; needs no GPU.
 
 `cargo xtask kernels` calls it. modules.txt has a line `name source architectures defines...` for
-each module; each becomes ../ptx/name.arch.ptx.gz for every architecture.
+each module; each becomes ../ptx/name.arch.ptx.gz for every architecture, unless it is there and of
+the present sources.
 """
 
 import ctypes
@@ -60,6 +61,14 @@ def digest(folder, source, options):
     return all_of_it.hexdigest()
 
 
+def is_of(path, first_line):
+    """Whether a module is there and of its present sources."""
+    if not os.path.exists(path):
+        return False
+    with gzip.open(path, "rt") as file:
+        return file.readline().rstrip() == first_line
+
+
 def main():
     folder = os.path.dirname(os.path.abspath(__file__))
     out = os.path.join(folder, "..", "ptx")
@@ -68,10 +77,13 @@ def main():
     for line in open(os.path.join(folder, "modules.txt")):
         name, source, archs, *defines = line.split()
         for arch in archs.split(","):
+            path = os.path.join(out, f"{name}.{arch}.ptx.gz")
+            first_line = f"// {digest(folder, source, [arch] + defines)}"
+            if is_of(path, first_line):
+                continue
             ptx = shorten(compile_module(lib, folder, source, arch, defines))
-            text = f"// {digest(folder, source, [arch] + defines)}\n{ptx}"
-            with open(os.path.join(out, f"{name}.{arch}.ptx.gz"), "wb") as file:
-                file.write(gzip.compress(text.encode(), mtime=0))
+            with open(path, "wb") as file:
+                file.write(gzip.compress(f"{first_line}\n{ptx}".encode(), mtime=0))
 
 
 main()

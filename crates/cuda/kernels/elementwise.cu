@@ -1,6 +1,6 @@
 // Norms, rotary embedding, cache writes, table lookups and what works element by element.
 
-#include "common.cuh"
+#include "rope.cuh"
 
 // rmsnorm of rows; a block a row.
 extern "C" __global__ void __launch_bounds__(256) rmsnorm(Source s, float *out, int k) {
@@ -44,9 +44,6 @@ extern "C" __global__ void binary(
     out[i] = op == 0 ? __fadd_rn(x, y) : op == 1 ? __fmul_rn(x, y) : __fsub_rn(x, y);
 }
 
-// Storage of pool elements.
-enum { POOL_F32, POOL_F16, POOL_BF16, POOL_Q8_0 };
-
 // One new row of `width` elements stored in slot `slot`; the block works together.
 __device__ __forceinline__ void store_row(
     void *pool, int kind, u64 slot, int width, const float *from) {
@@ -86,35 +83,6 @@ extern "C" __global__ void copy(const u16 *from, u16 *to, u64 n) {
     if (i < n) to[i] = from[i];
 }
 
-struct Rope {
-    const int *positions;      // [tokens]
-    const float *frequencies;  // [turned]
-    int turned;                // pairs
-    int pairs;                 // whether pairs are neighbours
-    float scale;
-};
-
-__device__ __forceinline__ void turn(
-    const Rope &r, int token, const float *x, float *out, int heads, int width) {
-    float position = (float)r.positions[token];
-    for (int i = threadIdx.x; i < r.turned * heads; i += blockDim.x) {
-        int head = i / r.turned, pair = i % r.turned;
-        float sine, cosine;
-        sincosf(position * r.frequencies[pair], &sine, &cosine);
-        sine *= r.scale, cosine *= r.scale;
-        int first = head * width + (r.pairs ? 2 * pair : pair);
-        int second = first + (r.pairs ? 1 : r.turned);
-        float a = x[first], b = x[second];
-        out[first] = a * cosine - b * sine;
-        out[second] = b * cosine + a * sine;
-    }
-    int rest = width - 2 * r.turned;
-    for (int i = threadIdx.x; i < rest * heads; i += blockDim.x) {
-        int at = i / rest * width + 2 * r.turned + i % rest;
-        out[at] = x[at];
-    }
-}
-
 // A block a token.
 extern "C" __global__ void rope(Rope r, const float *x, float *out, int heads, int width) {
     wait_for_previous();
@@ -123,7 +91,7 @@ extern "C" __global__ void rope(Rope r, const float *x, float *out, int heads, i
 }
 
 // Rotary embedding of queries and keys, and the new keys and values into their pools: a block a
-// token and head; y counts the heads of queries, then those of keys, then those of values.
+// token, which turns by each angle in all its heads. Heads are at most 512 wide.
 struct Stored {
     const float *q, *k, *v;
     float *q_out, *k_out;
@@ -132,29 +100,43 @@ struct Stored {
     int heads, groups, key_width, value_width, key_kind, value_kind, n_slots;
 };
 
-extern "C" __global__ void __launch_bounds__(128) rope_store(Rope r, Stored s) {
+extern "C" __global__ void __launch_bounds__(256) rope_store(Rope r, Stored s) {
+    __shared__ float2 angles[256];
     wait_for_previous();
     u64 token = blockIdx.x;
-    int head = blockIdx.y;
-    if (head < s.heads) {
-        u64 at = (token * s.heads + head) * s.key_width;
-        turn(r, token, s.q + at, s.q_out + at, 1, s.key_width);
-        return;
+    float position = (float)r.positions[token];
+    for (int i = threadIdx.x; i < r.turned; i += blockDim.x) {
+        float sine, cosine;
+        sincosf(position * r.frequencies[i], &sine, &cosine);
+        angles[i] = make_float2(sine * r.scale, cosine * r.scale);
+    }
+    __syncthreads();
+    const float *q = s.q + token * s.heads * s.key_width, *k = s.k + token * s.groups * s.key_width;
+    float *q_out = s.q_out + token * s.heads * s.key_width;
+    float *k_out = s.k_out + token * s.groups * s.key_width;
+    int rest = s.key_width - 2 * r.turned;
+    for (int i = threadIdx.x; i < r.turned * (s.heads + s.groups); i += blockDim.x) {
+        int head = i / r.turned, pair = i % r.turned;
+        bool query = head < s.heads;
+        int at = (query ? head : head - s.heads) * s.key_width;
+        int first = at + (r.pairs ? 2 * pair : pair), second = first + (r.pairs ? 1 : r.turned);
+        const float *x = query ? q : k;
+        float *out = query ? q_out : k_out, a = x[first], b = x[second];
+        float sine = angles[pair].x, cosine = angles[pair].y;
+        out[first] = a * cosine - b * sine;
+        out[second] = b * cosine + a * sine;
+    }
+    for (int i = threadIdx.x; i < rest * (s.heads + s.groups); i += blockDim.x) {
+        int head = i / rest, at = 2 * r.turned + i % rest;
+        if (head < s.heads) q_out[head * s.key_width + at] = q[head * s.key_width + at];
+        else k_out[(head - s.heads) * s.key_width + at] = k[(head - s.heads) * s.key_width + at];
     }
     int slot = s.slots[token];
-    bool known = slot >= 0 && slot < s.n_slots;
-    head -= s.heads;
-    if (head < s.groups) {
-        u64 at = (token * s.groups + head) * s.key_width;
-        turn(r, token, s.k + at, s.k_out + at, 1, s.key_width);
-        __syncthreads();
-        u64 to = (u64)slot * s.groups + head;
-        if (known) store_row(s.key_pool, s.key_kind, to, s.key_width, s.k_out + at);
-    } else if (known) {
-        head -= s.groups;
-        u64 at = (token * s.groups + head) * s.value_width, to = (u64)slot * s.groups + head;
-        store_row(s.value_pool, s.value_kind, to, s.value_width, s.v + at);
-    }
+    if (slot < 0 || slot >= s.n_slots) return;
+    int width = s.groups * s.value_width;
+    store_row(s.value_pool, s.value_kind, slot, width, s.v + token * width);
+    __syncthreads();
+    store_row(s.key_pool, s.key_kind, slot, s.groups * s.key_width, k_out);
 }
 
 // Formats of tables, in the numbering of `table_kind` on the host.
@@ -225,13 +207,46 @@ __device__ float element(const u8 *row, int kind, int i) {
     }
 }
 
-// Rows of a table; a block a row. Ids outside the table give NaN.
+// Rows of a table; a thread an element, y the block of a row. Ids outside the table give NaN.
 extern "C" __global__ void embedding(
     const u8 *table, const int *ids, float *out, int width, u64 row_bytes, int kind, int rows) {
     wait_for_previous();
     int id = ids[blockIdx.x];
     bool known = id >= 0 && id < rows;
     const u8 *row = table + (u64)(known ? id : 0) * row_bytes;
-    for (int i = threadIdx.x; i < width; i += blockDim.x)
-        out[(u64)blockIdx.x * width + i] = known ? element(row, kind, i) : __int_as_float(0x7fc00000);
+    int i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i < width) out[(u64)blockIdx.x * width + i] = known ? element(row, kind, i) : __int_as_float(0x7fc00000);
+}
+
+// The place of the largest element in each of `gridDim.y` rows, the first of several; all ones for a
+// row with a NaN or plus infinity. Blocks of a row take shares of it; `keys` and `arrived`, one a
+// row, are zeros between launches.
+extern "C" __global__ void __launch_bounds__(256) largest(
+    const float *x, u64 *keys, u32 *arrived, u32 *out, int width) {
+    __shared__ u64 tops[8];
+    wait_for_previous();
+    int row = blockIdx.y;
+    x += (u64)row * width;
+    u64 top = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) {
+        u32 bits = __float_as_int(x[i] + 0.0f); // -0 ties with +0
+        u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+        u64 key = (u64)ascending << 32 | (u32)~i;
+        if (!(x[i] < INFINITY)) key = ~0ull;
+        top = key > top ? key : top;
+    }
+    for (int step = 16; step; step >>= 1) {
+        u64 other = __shfl_xor_sync(FULL, top, step);
+        top = other > top ? other : top;
+    }
+    if (threadIdx.x % WARP == 0) tops[threadIdx.x / WARP] = top;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < 8; w++) top = tops[w] > top ? tops[w] : top;
+    atomicMax(keys + row, top);
+    __threadfence();
+    if (atomicAdd(arrived + row, 1u) + 1 < gridDim.x) return;
+    u64 key = atomicExch(keys + row, 0);
+    arrived[row] = 0;
+    out[row] = key == ~0ull ? ~0u : ~(u32)key;
 }

@@ -1,16 +1,53 @@
-// Products with quantised weights on the integer tensor cores.
+// Products with packed weights for one and for a few tokens, on the tensor cores.
 //
 // Compiled once per storage kind, which these macros describe:
-//   BITS    4, 5, 6 or 8: bits of a code
+//   BITS    4, 5, 6 or 8: bits of a code; 16: float weights as f16
 //   SIGNED  whether codes are signed; unsigned ones come with offsets
 //   GROUP   16 or 32 elements share a scale
-//   SCALES  how scales are stored, below
+//   SCALES  how scales are stored, in packed.cuh
+//   PLANES  2 where float weights need two f16 each
 //
-// A product of codes is exact. The eight warps of a block take the chunks of a row in turn, each adds
-// its own in order, and the eight sums are added in order: what a token gets does not depend on how
-// many tokens there are.
+// A product of codes is exact. The eight warps of a block take the chunks of a row in turn; of the
+// groups of a chunk every unit has a sum of its own in each warp. These are added in their order, so
+// what a token gets does not depend on how many tokens there are.
 
 #include "packed.cuh"
+#include "rows.cuh"
+
+// Records that a warp has in shared memory: one that it multiplies and those to come.
+#if __CUDA_ARCH__ >= 900
+#define SLOTS 3
+#else
+#define SLOTS 2
+#endif
+
+// Rows of activations (one token) and the records of every warp.
+extern __shared__ __align__(16) u8 memory[];
+
+// The tiles of a block: every `stride`-th, or every `stride`-th pair where tiles come in pairs.
+struct Walk {
+    int first, stride, paired;
+    __device__ __forceinline__ int tile(int i) const {
+        return paired ? (first + (i >> 1) * stride) * 2 + (i & 1) : first + i * stride;
+    }
+};
+
+// A warp's records on their way: chunks `warp`, `warp + 8`... of every tile of the walk.
+struct Stream {
+    u32 ring;
+    int next_tile, next_chunk, slot;
+
+    __device__ __forceinline__ void ask(const Matrix &m, const Walk &walk, int warp, int lane) {
+        int tile = walk.tile(next_tile);
+        if (tile < m.tiles && warp < m.chunks) {
+            copy_record(ring + slot * RECORD, m, tile, next_chunk, lane);
+            next_chunk += WARPS;
+            if (next_chunk >= m.chunks) next_chunk = warp, next_tile++;
+        }
+        commit_copies();
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    }
+};
 
 // 2^23 + 2^22: an integer added to its bits is added to its value.
 #define MAGIC 0x4b400000
@@ -22,158 +59,359 @@
 #define CODE "u8"
 #endif
 
+#if BITS != 16
+// d += a * b, of 16 rows and a group's 32 columns (or a subgroup's 16).
 __device__ __forceinline__ void multiply(int d[4], const u32 *a, const u32 *b) {
 #if GROUP == 32
     asm("mma.sync.aligned.m16n8k32.row.col.s32." CODE ".s8.s32 {%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(MAGIC));
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     asm("mma.sync.aligned.m16n8k16.row.col.s32." CODE ".s8.s32 {%0, %1, %2, %3}, "
-        "{%4, %5}, {%6}, {%7, %7, %7, %7};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(MAGIC));
+        "{%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 #endif
 }
+#else
+__device__ __forceinline__ void multiply(float d[4], const uint4 &a, const uint2 &b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
+#endif
 
-// Quantised rows of activations, as `quantize_rows` leaves them.
+// One token. The columns of the tensor cores' second operand are the groups of a chunk: column n has
+// group n of the row and zeros for all others, so that one accumulator collects the products of
+// eight groups apart. With float weights column 0 has the row's high halves and column 1 the low.
+extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
+    Matrix m, Source s, int k, Targets to) {
+    __shared__ float scratch[32];
+    __shared__ float sums[2][WARPS][16];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+#if BITS == 16
+    int padded = m.chunks * (UNITS / PLANES) * 64;
+    u16 *high = (u16 *)memory, *low = high + padded;
+    u8 *rings = (u8 *)(low + padded);
+#else
+    int groups = m.chunks * UNITS * 2;
+    u32 *row = (u32 *)memory;                   // [groups][lanes t][2]
+    float2 *scales = (float2 *)(row + groups * 8); // scale, and scale times sum
+    float *firsts = (float *)(scales + groups); // of the first 16 columns
+    u8 *rings = (u8 *)(OFFSETS && SUBGROUPS == 2 ? firsts + groups : firsts);
+#endif
+    u8 *ring = rings + warp * SLOTS * RECORD;
+    Walk walk = {(int)blockIdx.x, (int)gridDim.x, to.paired};
+    Stream stream = {shared_address(ring), 0, warp, 0};
+    for (int i = 0; i < SLOTS; i++) stream.ask(m, walk, warp, lane);
+
+#if BITS == 16
+    wait_for_previous();
+    float down = split_row(s, 0, k, padded, high, low, scratch);
+#else
+    // Several loads are in flight at once; a norm of a short row reads it once.
+    const int batch = 4;
+    float v[batch][4];
+    auto put_row = [&](int i0) {
+#pragma unroll
+        for (int b = 0; b < batch; b++) {
+            int i = i0 + b * 1024;
+            if (i >= groups * 32) break;
+            Quad q = quantize4(v[b]);
+            int group = i / 32, part = i % 32 / 4;
+            row[group * 8 + part % 4 * 2 + part / 4] = q.codes;
+            if (part == 0) {
+                scales[group] = make_float2(q.unit, q.unit * (float)q.sum);
+                if (OFFSETS && SUBGROUPS == 2) firsts[group] = q.unit * (float)q.first;
+            }
+        }
+    };
+    int i0 = threadIdx.x * 4;
+    if (s.kind == NORM && s.other && k % 4 == 0 && groups * 32 <= batch * 1024) {
+        float4 w[batch];
+#pragma unroll
+        for (int b = 0; b < batch; b++)
+            w[b] = i0 + b * 1024 < k ? *(const float4 *)(s.other + i0 + b * 1024) : float4();
+        wait_for_previous();
+#pragma unroll
+        for (int b = 0; b < batch; b++) {
+            float4 x = i0 + b * 1024 < k ? *(const float4 *)(s.x + i0 + b * 1024) : float4();
+            v[b][0] = x.x, v[b][1] = x.y, v[b][2] = x.z, v[b][3] = x.w;
+        }
+        // As `row_scale` and `source4` do it.
+        float sum = 0.0f;
+#pragma unroll
+        for (int b = 0; b < batch; b++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (i0 + b * 1024 < k) sum = __fmaf_rn(v[b][j], v[b][j], sum);
+        float scale = rsqrtf(block_sum(sum, scratch) / (float)k + s.eps);
+#pragma unroll
+        for (int b = 0; b < batch; b++) {
+            v[b][0] = __fmul_rn(__fmul_rn(v[b][0], scale), w[b].x);
+            v[b][1] = __fmul_rn(__fmul_rn(v[b][1], scale), w[b].y);
+            v[b][2] = __fmul_rn(__fmul_rn(v[b][2], scale), w[b].z);
+            v[b][3] = __fmul_rn(__fmul_rn(v[b][3], scale), w[b].w);
+        }
+        put_row(i0);
+    } else {
+        wait_for_previous();
+        float scale = row_scale(s, 0, k, scratch);
+        for (; i0 < groups * 32; i0 += batch * 1024) {
+            if (k % 4 == 0 && s.kind == PLAIN) {
+#pragma unroll
+                for (int b = 0; b < batch; b++) {
+                    float4 x = i0 + b * 1024 < k ? *(const float4 *)(s.x + i0 + b * 1024) : float4();
+                    v[b][0] = x.x, v[b][1] = x.y, v[b][2] = x.z, v[b][3] = x.w;
+                }
+            } else {
+#pragma unroll
+                for (int b = 0; b < batch; b++) source4(s, 0, k, i0 + b * 1024, scale, v[b]);
+            }
+            put_row(i0);
+        }
+    }
+#endif
+    __syncthreads();
+
+    int slot = 0;
+    float kept = 0.0f;
+    for (int i = 0; walk.tile(i) < m.tiles; i++) {
+        int tile = walk.tile(i);
+#if BITS == 16
+        float acc[4] = {};
+#else
+        float upper = 0.0f, lower = 0.0f; // rows g and g + 8
+#endif
+        for (int chunk = warp; chunk < m.chunks; chunk += WARPS) {
+            wait_copies<SLOTS - 1>();
+            __syncwarp();
+            const u8 *record = ring + slot * RECORD;
+#if BITS == 16
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                const u16 *from = (g ? low : high) + (chunk * UNITS + u) / PLANES * 64 + 4 * t;
+#pragma unroll
+                for (int step = 0; step < 4; step++) {
+                    uint2 b = make_uint2(0, 0);
+                    if (g < 2) b = *(const uint2 *)(from + step * 16);
+                    multiply(acc, *(const uint4 *)(record + ((u * 4 + step) * 32 + lane) * 16), b);
+                }
+            }
+#else
+            int d[SUBGROUPS][4];
+#pragma unroll
+            for (int s = 0; s < SUBGROUPS; s++) d[s][0] = d[s][1] = d[s][2] = d[s][3] = MAGIC;
+            uint2 mine = make_uint2(0, 0);
+            if (g < 2 * UNITS) mine = *(const uint2 *)(row + (chunk * UNITS * 2 + g) * 8 + 2 * t);
+#pragma unroll
+            for (int n = 0; n < 2 * UNITS; n++) {
+                u32 a[4], b[2] = {n == g ? mine.x : 0, n == g ? mine.y : 0};
+                codes(record, n / 2, n % 2, lane, a);
+#pragma unroll
+                for (int s = 0; s < SUBGROUPS; s++) multiply(d[s], a + 2 * s, b + s);
+            }
+            // This lane's columns are the two groups of unit t.
+            if (t < UNITS) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int group = (chunk * UNITS + t) * 2 + j;
+                    float2 x = scales[group];
+#pragma unroll
+                    for (int s = 0; s < SUBGROUPS; s++) {
+                        float s0, s1, o0, o1;
+                        scale_of(record, t, j, s, 0, g, s0, o0);
+                        scale_of(record, t, j, s, 1, g, s1, o1);
+                        upper = __fmaf_rn(__int_as_float(d[s][j]) - MAGIC_FLOAT, __fmul_rn(s0, x.x), upper);
+                        lower = __fmaf_rn(__int_as_float(d[s][2 + j]) - MAGIC_FLOAT, __fmul_rn(s1, x.x), lower);
+                        if (OFFSETS) {
+                            float y = x.y;
+                            if (SUBGROUPS == 2) y = s ? x.y - firsts[group] : firsts[group];
+                            upper = __fmaf_rn(o0, y, upper);
+                            lower = __fmaf_rn(o1, y, lower);
+                        }
+                    }
+                }
+            }
+#endif
+            __syncwarp();
+            stream.ask(m, walk, warp, lane);
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        }
+#if BITS == 16
+        float upper = acc[0] + acc[1], lower = acc[2] + acc[3];
+#else
+        for (int step = 1; step < 4; step *= 2) {
+            upper = __fadd_rn(upper, __shfl_xor_sync(FULL, upper, step));
+            lower = __fadd_rn(lower, __shfl_xor_sync(FULL, lower, step));
+        }
+#endif
+        if (t == 0) sums[i & 1][warp][g] = upper, sums[i & 1][warp][g + 8] = lower;
+        __syncthreads();
+        if (threadIdx.x < 16) {
+            int local, r = threadIdx.x;
+            const Target &target = target_of(to, tile, local);
+            int at = local * 16 + r;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[i & 1][w][r]);
+#if BITS == 16
+            sum = __fmul_rn(sum, __fmul_rn(m.row_scales[tile * 16 + r], down));
+#endif
+            if (at < target.n) {
+                sum = biased(target, at, sum);
+                if (!to.paired) put(target, 0, at, sum);
+                else if (i & 1) put(to.at[0], 0, at, __fmul_rn(activate(to.activation, kept), sum));
+                kept = sum;
+            }
+        }
+    }
+}
+
+// Rows of activations as activations.cu leaves them.
 struct Rows {
-    const uint4 *codes;   // [units, columns / 8, 32]
-    const float4 *scales; // [groups, columns / 2]: scale and sum of two columns
-    const float2 *firsts; // [groups, columns / 2]: sums of the first 16 of a group
-    int columns;          // rounded up to a multiple of 32
+    const void *codes;    // [units, columns / 8, 32] of uint4; or high halves [count, padded]
+    const void *scales;   // [groups, columns / 2] of float4: scale and sum of two columns; or low halves
+    const void *firsts;   // [groups, columns / 2] of float2: sums of the first 16 of a group; or [count]
+    int columns;          // rounded up to a multiple of 32; or padded
     int count;
 };
 
-// NT tiles of eight tokens and RT tiles of sixteen rows for each warp. With ALONE there is one token:
-// only the first column of the tensor cores' result is used.
-template <int NT, int RT, bool ALONE>
+// NT tiles of eight tokens for each warp.
+template <int NT>
 __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Targets &to) {
     __shared__ float sums[WARPS][NT * 8][16 + 1];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int column_tiles = (x.count + NT * 8 - 1) / (NT * 8);
     int column_tile = blockIdx.x % column_tiles;
-    int stride = gridDim.x / column_tiles * RT;
-    int tile = blockIdx.x / column_tiles * RT;
-    int columns8 = x.columns / 8, columns2 = x.columns / 2;
-    Chunk next[RT];
-#pragma unroll
-    for (int r = 0; r < RT; r++)
-        if (tile < m.tiles && warp < m.chunks) load(next[r], m, min(tile + r, m.tiles - 1), warp, lane);
+    u8 *ring = memory + warp * SLOTS * RECORD;
+    Walk walk = {(int)blockIdx.x / column_tiles, (int)gridDim.x / column_tiles, to.paired};
+    Stream stream = {shared_address(ring), 0, warp, 0};
+    for (int i = 0; i < SLOTS; i++) stream.ask(m, walk, warp, lane);
     wait_for_previous();
-    for (; tile < m.tiles; tile += stride) {
-        float acc[RT][NT][4] = {};
+    int slot = 0;
+    float kept[(NT * 8 * 16 + 255) / 256];
+    for (int i = 0; walk.tile(i) < m.tiles; i++) {
+        int tile = walk.tile(i);
+#if BITS == 16
+        float acc[2][NT][4] = {};
+#else
+        float acc[UNITS][NT][4] = {};
+        int columns8 = x.columns / 8, columns2 = x.columns / 2;
+#endif
         for (int chunk = warp; chunk < m.chunks; chunk += WARPS) {
-            Chunk now[RT];
-#pragma unroll
-            for (int r = 0; r < RT; r++) now[r] = next[r];
-            // The chunk after this one, of this tile or the next.
-            bool last = chunk + WARPS >= m.chunks;
-            int ahead_tile = last ? tile + stride : tile, ahead = last ? warp : chunk + WARPS;
-#pragma unroll
-            for (int r = 0; r < RT; r++)
-                if (ahead_tile < m.tiles) load(next[r], m, min(ahead_tile + r, m.tiles - 1), ahead, lane);
+            wait_copies<SLOTS - 1>();
+            __syncwarp();
+            const u8 *record = ring + slot * RECORD;
 #pragma unroll
             for (int u = 0; u < UNITS; u++) {
                 int unit = chunk * UNITS + u;
+#if BITS == 16
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    int token = (column_tile * NT + n) * 8 + g;
+                    u64 from = (u64)min(token, x.count - 1) * x.columns + unit / PLANES * 64 + 4 * t;
+#pragma unroll
+                    for (int step = 0; step < 4; step++) {
+                        uint4 a = *(const uint4 *)(record + ((u * 4 + step) * 32 + lane) * 16);
+                        multiply(acc[0][n], a, __ldg((const uint2 *)((const u16 *)x.codes + from + step * 16)));
+                        multiply(acc[1][n], a, __ldg((const uint2 *)((const u16 *)x.scales + from + step * 16)));
+                    }
+                }
+#else
                 uint4 b[NT];
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     int column = column_tile * NT + n;
                     b[n] = make_uint4(0, 0, 0, 0);
                     if (column * 8 + g < x.count)
-                        b[n] = __ldg(x.codes + ((u64)unit * columns8 + column) * 32 + lane);
+                        b[n] = __ldg((const uint4 *)x.codes + ((u64)unit * columns8 + column) * 32 + lane);
                 }
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     float4 xs[NT];
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        xs[n] = __ldg(
-                            x.scales + (u64)(unit * 2 + j) * columns2 + (column_tile * NT + n) * 4 + t);
+                        xs[n] = __ldg((const float4 *)x.scales + (u64)(unit * 2 + j) * columns2 +
+                                      (column_tile * NT + n) * 4 + t);
+                    u32 a[4];
+                    codes(record, u, j, lane, a);
 #pragma unroll
-                    for (int r = 0; r < RT; r++) {
-                        u32 a[4];
-                        codes(now[r], u, j, a);
+                    for (int s = 0; s < SUBGROUPS; s++) {
+                        float s0, s1, o0, o1;
+                        scale_of(record, u, j, s, 0, g, s0, o0);
+                        scale_of(record, u, j, s, 1, g, s1, o1);
 #pragma unroll
-                        for (int s = 0; s < SUBGROUPS; s++) {
-                            float s0, s1, o0, o1;
-                            scale_of(now[r], u, j, s, 0, lane, s0, o0);
-                            scale_of(now[r], u, j, s, 1, lane, s1, o1);
-#pragma unroll
-                            for (int n = 0; n < NT; n++) {
-                                u32 bs[2] = {j ? b[n].z : b[n].x, j ? b[n].w : b[n].y};
-                                int d[4];
-                                multiply(d, a + 2 * s, bs + s);
-                                float *to = acc[r][n];
-                                to[0] = __fmaf_rn(
-                                    __int_as_float(d[0]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].x), to[0]);
-                                to[2] = __fmaf_rn(
-                                    __int_as_float(d[2]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].x), to[2]);
-                                if (!ALONE) {
-                                    to[1] = __fmaf_rn(
-                                        __int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
-                                    to[3] = __fmaf_rn(
-                                        __int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
+                        for (int n = 0; n < NT; n++) {
+                            u32 bs[2] = {j ? b[n].z : b[n].x, j ? b[n].w : b[n].y};
+                            int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+                            multiply(d, a + 2 * s, bs + s);
+                            float *to = acc[u][n];
+                            to[0] = __fmaf_rn(__int_as_float(d[0]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].x), to[0]);
+                            to[1] = __fmaf_rn(__int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
+                            to[2] = __fmaf_rn(__int_as_float(d[2]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].x), to[2]);
+                            to[3] = __fmaf_rn(__int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
+                            if (OFFSETS) {
+                                float y0 = xs[n].y, y1 = xs[n].w;
+                                if (SUBGROUPS == 2) {
+                                    float2 first = __ldg(
+                                        (const float2 *)x.firsts + (u64)(unit * 2 + j) * columns2 +
+                                        (column_tile * NT + n) * 4 + t);
+                                    y0 = s ? y0 - first.x : first.x;
+                                    y1 = s ? y1 - first.y : first.y;
                                 }
-                                if (OFFSETS) {
-                                    float y0 = xs[n].y, y1 = xs[n].w;
-                                    if (SUBGROUPS == 2) {
-                                        float2 first = __ldg(
-                                            x.firsts + (u64)(unit * 2 + j) * columns2 +
-                                            (column_tile * NT + n) * 4 + t);
-                                        y0 = s ? y0 - first.x : first.x;
-                                        y1 = s ? y1 - first.y : first.y;
-                                    }
-                                    to[0] = __fmaf_rn(o0, y0, to[0]);
-                                    to[2] = __fmaf_rn(o1, y0, to[2]);
-                                    if (!ALONE) {
-                                        to[1] = __fmaf_rn(o0, y1, to[1]);
-                                        to[3] = __fmaf_rn(o1, y1, to[3]);
-                                    }
-                                }
+                                to[0] = __fmaf_rn(o0, y0, to[0]), to[2] = __fmaf_rn(o1, y0, to[2]);
+                                to[1] = __fmaf_rn(o0, y1, to[1]), to[3] = __fmaf_rn(o1, y1, to[3]);
                             }
                         }
                     }
                 }
+#endif
             }
+            __syncwarp();
+            stream.ask(m, walk, warp, lane);
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
         }
+        __syncthreads();
 #pragma unroll
-        for (int r = 0; r < RT; r++) {
-            __syncthreads();
+        for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums[warp][n * 8 + 2 * t + (i & 1)][g + 8 * (i >> 1)] = acc[r][n][i];
-            __syncthreads();
-            int here = tile + r, which = 0;
-            while (which + 1 < to.count && to.at[which + 1].first_tile <= here) which++;
-            const Target &target = to.at[which];
-            for (int i = threadIdx.x; i < NT * 8 * 16; i += WARPS * WARP) {
-                int row = (here - target.first_tile) * 16 + i % 16, column = i / 16;
-                int token = column_tile * NT * 8 + column;
-                if (here >= m.tiles || row >= target.n || token >= x.count) continue;
-                float sum = 0.0f;
-#pragma unroll
-                for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[w][column][i % 16]);
-                if (target.bias) sum = __fadd_rn(sum, target.bias[row]);
-                u64 at = (u64)token * target.n + row;
-                if (target.residual) sum = __fadd_rn(sum, target.residual[at]);
-                target.out[at] = sum;
+            for (int e = 0; e < 4; e++) {
+                float sum = __fadd_rn(acc[0][n][e], acc[1][n][e]);
+#if BITS != 16
+                if (UNITS == 4) sum = __fadd_rn(sum, __fadd_rn(acc[UNITS - 2][n][e], acc[UNITS - 1][n][e]));
+#endif
+                sums[warp][n * 8 + 2 * t + (e & 1)][g + 8 * (e >> 1)] = sum;
             }
+        __syncthreads();
+        int local;
+        const Target &target = target_of(to, tile, local);
+#pragma unroll
+        for (int part = 0; part < (NT * 8 * 16 + 255) / 256; part++) {
+            int e = part * 256 + threadIdx.x;
+            int row = local * 16 + e % 16, column = e / 16;
+            int token = column_tile * NT * 8 + column;
+            if (e >= NT * 8 * 16 || row >= target.n || token >= x.count) continue;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[w][column][e % 16]);
+#if BITS == 16
+            sum = __fmul_rn(sum, __fmul_rn(m.row_scales[tile * 16 + e % 16], ((const float *)x.firsts)[token]));
+#endif
+            sum = biased(target, row, sum);
+            if (!to.paired) put(target, token, row, sum);
+            else if (i & 1) put(to.at[0], token, row, __fmul_rn(activate(to.activation, kept[part]), sum));
+            kept[part] = sum;
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) product_1(Matrix m, Rows x, Targets to) {
-    product<1, 1, true>(m, x, to);
-}
-
 extern "C" __global__ void __launch_bounds__(256, 2) product_8(Matrix m, Rows x, Targets to) {
-    product<1, 1, false>(m, x, to);
+    product<1>(m, x, to);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) product_32(Matrix m, Rows x, Targets to) {
-    product<4, 2, false>(m, x, to);
+    product<4>(m, x, to);
 }

@@ -2,9 +2,7 @@
 
 #pragma once
 
-#include "common.cuh"
-
-enum { POOL_F32, POOL_F16, POOL_BF16, POOL_Q8_0 };
+#include "rope.cuh"
 
 struct Paged {
     const float *q;      // [tokens, heads, key]
@@ -15,8 +13,8 @@ struct Paged {
     const int *positions;// [tokens]
     const float *sinks;  // [heads] or null
     float *out;          // [tokens, heads, value]
-    float *partials;     // [tokens, heads, splits, value + 2]
-    u32 *arrived;        // [tokens, groups], zero between launches
+    float *partials;     // of tokens, heads and splits
+    u32 *arrived;        // of tokens and groups, zero between launches
     int first_token, tokens, heads, groups, key, value;
     int blocks, block;   // of a table row; positions of a block
     int window;          // 0: all

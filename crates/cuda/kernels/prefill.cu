@@ -38,11 +38,33 @@ __device__ __forceinline__ int first_seen(const Paged &p, int position) {
     return p.window && position >= p.window ? position + 1 - p.window : 0;
 }
 
+// Sixteen bytes to shared memory; zeros where there are none.
+__device__ __forceinline__ void copy16(u32 to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+// Asks for keys and values of the tile at position `at` of a sequence, up to position `last`.
+template <int D>
+__device__ __forceinline__ void ask(
+    const Paged &p, u32 keys, u32 values, int row, int group, int at, int last) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < KEYS * (D / 8); i += 128) {
+        int key = i / (D / 8), piece = i % (D / 8) * 8, here = min(at + key, last);
+        int slot = p.tables[(u64)row * p.blocks + here / p.block] * p.block + here % p.block;
+        slot = min(max(slot, 0), p.n_slots - 1);
+        u64 from = ((u64)slot * p.groups + group) * D + piece;
+        u32 to = (key * (D + 8) + piece) * 2;
+        copy16(keys + to, (const u16 *)p.keys + from, at + key <= last);
+        copy16(values + to, (const u16 *)p.values + from, at + key <= last);
+    }
+}
+
 template <int D>
 __device__ __forceinline__ void attend_many(const Paged &p) {
     extern __shared__ __align__(16) u16 tiles[];
-    const int stride = D + 8;
-    u16 *keys = tiles, *values = tiles + KEYS * stride;
+    // Two tiles, one of them on its way, where there is room.
+    const int stride = D + 8, stages = D == 256 ? 1 : 2;
     wait_for_previous();
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int per_group = p.heads / p.groups, group = blockIdx.y, tokens = QUERIES / per_group;
@@ -75,6 +97,7 @@ __device__ __forceinline__ void attend_many(const Paged &p) {
     float out[D / 8][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 
+    int stage = 0;
     for (int run = begin; run < end;) {
         int row = p.rows[run], next = run, last = -1, from = 0x7fffffff;
         while (next < end && p.rows[next] == row) {
@@ -84,20 +107,21 @@ __device__ __forceinline__ void attend_many(const Paged &p) {
         }
         bool known = row >= 0 && row < p.sequences && last < p.blocks * p.block;
         for (int at = from / KEYS * KEYS; known && at <= last; at += KEYS) {
+            // All are done with the tile whose place the next one takes.
             __syncthreads();
-            for (int i = threadIdx.x; i < KEYS * (D / 8); i += blockDim.x) {
-                int key = i / (D / 8), piece = i % (D / 8) * 8, here = at + key;
-                uint4 k = make_uint4(0, 0, 0, 0), v = k;
-                if (here <= last) {
-                    int slot = p.tables[(u64)row * p.blocks + here / p.block] * p.block + here % p.block;
-                    slot = min(max(slot, 0), p.n_slots - 1);
-                    u64 from = ((u64)slot * p.groups + group) * D + piece;
-                    k = *(const uint4 *)((const u16 *)p.keys + from);
-                    v = *(const uint4 *)((const u16 *)p.values + from);
-                }
-                *(uint4 *)(keys + key * stride + piece) = k;
-                *(uint4 *)(values + key * stride + piece) = v;
+            u16 *keys = tiles + stage * 2 * KEYS * stride, *values = keys + KEYS * stride;
+            if (at == from / KEYS * KEYS || stages == 1)
+                ask<D>(p, shared_address(keys), shared_address(values), row, group, at, last);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            if (stages == 2) {
+                stage ^= 1;
+                u16 *coming = tiles + stage * 2 * KEYS * stride;
+                if (at + KEYS <= last)
+                    ask<D>(p, shared_address(coming), shared_address(coming + KEYS * stride), row, group,
+                           at + KEYS, last);
+                asm volatile("cp.async.commit_group;" ::: "memory");
             }
+            asm volatile("cp.async.wait_group %0;" ::"n"(stages - 1) : "memory");
             __syncthreads();
             float s[KEYS / 8][4] = {};
 #pragma unroll
@@ -110,17 +134,33 @@ __device__ __forceinline__ void attend_many(const Paged &p) {
                     multiply(s[j], q[k], b);
                     multiply(s[j + 1], q[k], b + 2);
                 }
+            if (p.softcap > 0.0f) {
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        s[j][i] = p.softcap * LOG2E * tanhf(s[j][i] / p.softcap);
+            }
             float most[2] = {top[0], top[1]};
+            bool mine[2], all = true;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                mine[r] = token[r] >= run && token[r] < next;
+                all = all && mine[r] && at + KEYS - 1 <= position[r] && at >= first[r];
+            }
+            if (!all) {
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        int r = i >> 1, here = at + j * 8 + 2 * t + (i & 1);
+                        if (!mine[r] || here > position[r] || here < first[r]) s[j][i] = -INFINITY;
+                    }
+            }
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int r = i >> 1, here = at + j * 8 + 2 * t + (i & 1);
-                    if (p.softcap > 0.0f) s[j][i] = p.softcap * LOG2E * tanhf(s[j][i] / p.softcap);
-                    bool seen = token[r] >= run && token[r] < next && here <= position[r] && here >= first[r];
-                    if (!seen) s[j][i] = -INFINITY;
-                    most[r] = fmaxf(most[r], s[j][i]);
-                }
+                for (int i = 0; i < 4; i++) most[i >> 1] = fmaxf(most[i >> 1], s[j][i]);
             float base[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {

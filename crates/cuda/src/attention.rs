@@ -14,9 +14,17 @@ pub(crate) static ROWS: &[Row] = &[Row { op: "sdpa_paged", name: "attend", suppo
 const SPLIT: usize = 256;
 /// Threads of a block; `THREADS` there.
 const THREADS: usize = 128;
-/// Tokens of a launch there, which share partial results.
-const SLICE: usize = 64;
-/// Tokens up to which each is done by itself.
+/// `THREADS` of `decode.cu`, whose splits are as long.
+const DECODE_THREADS: usize = 256;
+/// The most tokens of a launch there.
+const SLICE: usize = 512;
+/// Bytes of partial results that the tokens of a launch share, unless one token takes more.
+const PARTIALS: usize = 64 << 20;
+/// Query heads of a block of `decode.cu`.
+const HEADS: usize = 4;
+/// Head widths that it is compiled for.
+const DECODE_WIDTHS: [usize; 3] = [64, 128, 256];
+/// Tokens up to which each is done by itself, whatever sequences they are of.
 const FEW: usize = 16;
 /// Query rows of a block of `prefill.cu`, and positions of its tiles.
 const QUERIES: usize = 64;
@@ -70,11 +78,15 @@ pub(crate) struct Attention {
     function: Function,
     /// Where the pools are f16 and the width is one of [`WIDTHS`].
     many: Option<Function>,
+    /// `attend_each` and `attend_alone`, where the pools are f16 and the width is one of
+    /// [`DECODE_WIDTHS`].
+    decode: Option<[Function; 2]>,
 }
 
-/// Bytes of shared memory of a block of `prefill.cu`: a tile of keys and one of values.
+/// Bytes of shared memory of a block of `prefill.cu`: one or two tiles of keys and of values.
 fn many_shared(width: usize) -> usize {
-    2 * QUERIES * (width + 8) * 2
+    let stages = if width == 256 { 1 } else { 2 };
+    stages * 2 * QUERIES * (width + 8) * 2
 }
 
 impl Attention {
@@ -103,6 +115,14 @@ impl Attention {
                 Some(many)
             }
         };
+        let decode = match fits && DECODE_WIDTHS.contains(&width(1)) {
+            false => None,
+            true => {
+                let function =
+                    |name| b.device.function("decode", &format!("attend_{name}_{}", width(1)));
+                Some([function("each")?, function("alone")?])
+            }
+        };
         let before = match rope {
             None => None,
             Some(rope) => {
@@ -123,6 +143,7 @@ impl Attention {
             before,
             function,
             many,
+            decode,
         })
     }
 
@@ -149,14 +170,97 @@ struct Sizes {
     splits: usize,
 }
 
+impl Sizes {
+    /// Blocks that share a token's key heads in `decode.cu`.
+    fn rows(&self, decode: bool) -> usize {
+        let per_group = self.heads / self.groups.max(1);
+        self.groups * if decode { per_group.div_ceil(HEADS) } else { 1 }
+    }
+
+    /// Bytes of a token's partial results.
+    fn partials(&self) -> usize {
+        self.heads * self.splits * (self.value + 2) * 4
+    }
+
+    /// Tokens of a launch that does each by itself.
+    fn slice(&self) -> usize {
+        match self.splits {
+            1 => SLICE,
+            _ => (PARTIALS / self.partials().max(1)).clamp(1, SLICE),
+        }
+    }
+}
+
+impl Attention {
+    /// Whether tokens are done one by one: where there are few of them, or one a sequence.
+    fn one_by_one(&self, s: &Sizes) -> bool {
+        self.many.is_none() || s.tokens <= FEW || (self.decode.is_some() && s.tokens <= s.sequences)
+    }
+
+    fn paged(&self, t: &[Operand], s: &Sizes, queries: u64, out: u64, scratch: Scratch) -> Paged {
+        let sinks = if self.sinks { t[6].address } else { 0 };
+        let addresses = [1, 2, 3, 4, 5].map(|i: usize| t[i].address);
+        let base = addresses.iter().fold(Parameter::address(queries), |p, &a| p.u64(a));
+        let base = base.u64(sinks).u64(out).u64(scratch.address).u64(scratch.zeros);
+        let ints = [
+            s.tokens,
+            s.heads,
+            s.groups,
+            s.key,
+            s.value,
+            s.blocks,
+            self.block,
+            self.window,
+            s.slots,
+            s.sequences,
+        ];
+        Paged { base, ints, floats: [self.scale, self.softcap] }
+    }
+
+    /// Tokens one by one, in slices that share partial results.
+    fn each(&self, s: &Sizes, paged: &Paged, out: &mut Vec<Launch>) {
+        let slice = s.slice();
+        for first in (0..s.tokens).step_by(slice) {
+            let here = slice.min(s.tokens - first) as u32;
+            let (function, block, shared) = match &self.decode {
+                Some([each, _]) => (*each, DECODE_THREADS, 0),
+                None => (self.function, THREADS, shared(s.heads / s.groups, s.key)),
+            };
+            out.push(Launch {
+                function,
+                grid: (s.splits as u32, s.rows(self.decode.is_some()) as u32, here),
+                block: block as u32,
+                shared: shared as u32,
+                parameters: vec![paged.from(first)],
+            });
+        }
+    }
+}
+
+/// `Paged` of `paged.cuh`, but for its first token.
+struct Paged {
+    base: Parameter,
+    ints: [usize; 10],
+    floats: [f32; 2],
+}
+
+impl Paged {
+    fn from(&self, first: usize) -> Parameter {
+        let p = self.ints.iter().fold(self.base.clone().i32(first), |p, &n| p.i32(n));
+        self.floats.iter().fold(p, |p, &x| p.f32(x))
+    }
+}
+
 impl Op for Attention {
     fn needs(&self, t: &[Operand]) -> Needs {
         let Some(s) = self.sizes(t) else { return Needs::default() };
-        let tokens = s.tokens.min(if self.many.is_some() { FEW } else { SLICE });
-        Needs {
-            scratch: tokens * s.heads * s.splits * (s.value + 2) * 4,
-            zeros: tokens * s.groups * 4,
-        }
+        // Shorter tables may take more: a launch then has more tokens.
+        let scratch = match s.splits {
+            1 => 0,
+            _ => s.partials().max(PARTIALS.min(s.tokens * s.partials())),
+        };
+        let zeros = s.tokens.min(SLICE) * s.rows(self.decode.is_some()) * 4;
+        Needs { scratch, zeros }
     }
 
     fn launches(&self, t: &[Operand], scratch: Scratch, out: &mut Vec<Launch>) {
@@ -171,6 +275,20 @@ impl Op for Attention {
             let [raw_q, raw_k, raw_v, slots, frequencies] = [0, 1, 2, 3, 4].map(|i| t[inputs + i]);
             output = &t[inputs + 5];
             queries = &t[inputs + 6];
+            let rope = rope_parameter(&t[5], &frequencies, before.pairs, before.scale);
+            if let (Some([_, alone]), 1) = (&self.decode, s.tokens) {
+                let fresh = [raw_q, raw_k, raw_v, slots];
+                let fresh = fresh.iter().fold(Parameter::new(), |p, o| p.u64(o.address));
+                let paged = self.paged(t, &s, 0, output.address, scratch);
+                out.push(Launch {
+                    function: *alone,
+                    grid: (s.splits as u32, s.rows(true) as u32, 1),
+                    block: DECODE_THREADS as u32,
+                    shared: 0,
+                    parameters: vec![paged.from(0), rope, fresh],
+                });
+                return;
+            }
             let turned_k = &t[inputs + 7];
             let kind = t[1].dtype.and_then(pool_kind).unwrap_or(0);
             let stored = [raw_q, raw_k, raw_v, *queries, *turned_k, slots, t[1], t[2]]
@@ -181,61 +299,24 @@ impl Op for Attention {
                 .fold(stored, |p, &n| p.i32(n));
             out.push(Launch {
                 function: before.function,
-                grid: (s.tokens as u32, (s.heads + 2 * s.groups) as u32, 1),
-                block: 128,
+                grid: (s.tokens as u32, 1, 1),
+                block: 256,
                 shared: 0,
-                parameters: vec![
-                    rope_parameter(&t[5], &frequencies, before.pairs, before.scale),
-                    stored,
-                ],
+                parameters: vec![rope, stored],
             });
         }
-        let sinks = if self.sinks { t[6].address } else { 0 };
-        let paged = [queries.address, t[1].address, t[2].address, t[3].address, t[4].address]
-            .iter()
-            .fold(Parameter::new(), |p, &a| p.u64(a))
-            .u64(t[5].address)
-            .u64(sinks)
-            .u64(output.address)
-            .u64(scratch.address)
-            .u64(scratch.zeros);
-        let paged = |first: usize| {
-            let ints = [
-                first,
-                s.tokens,
-                s.heads,
-                s.groups,
-                s.key,
-                s.value,
-                s.blocks,
-                self.block,
-                self.window,
-                s.slots,
-                s.sequences,
-            ];
-            ints.iter().fold(paged.clone(), |p, &n| p.i32(n)).f32(self.scale).f32(self.softcap)
-        };
-        let per_group = s.heads / s.groups;
-        if let Some(many) = self.many.filter(|_| s.tokens > FEW) {
-            let tiles = s.tokens.div_ceil(QUERIES / per_group);
+        let paged = self.paged(t, &s, queries.address, output.address, scratch);
+        if let Some(many) = self.many.filter(|_| !self.one_by_one(&s)) {
+            let tiles = s.tokens.div_ceil(QUERIES / (s.heads / s.groups));
             out.push(Launch {
                 function: many,
                 grid: (tiles as u32, s.groups as u32, 1),
                 block: 128,
                 shared: many_shared(s.key) as u32,
-                parameters: vec![paged(0)],
+                parameters: vec![paged.from(0)],
             });
             return;
         }
-        for first in (0..s.tokens).step_by(SLICE) {
-            let here = SLICE.min(s.tokens - first);
-            out.push(Launch {
-                function: self.function,
-                grid: (s.splits as u32, s.groups as u32, here as u32),
-                block: THREADS as u32,
-                shared: shared(per_group, s.key) as u32,
-                parameters: vec![paged(first)],
-            });
-        }
+        self.each(&s, &paged, out);
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     pub(crate) capability: (i32, i32),
     pub(crate) multiprocessors: usize,
+    /// Bytes of shared memory that a block may ask for.
+    pub(crate) block_shared: usize,
     pub(crate) memory: usize,
 }
 
@@ -127,6 +129,7 @@ impl Gpu {
             return Err(CudaError::OldDevice { name, capability });
         }
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let block_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let mut context = null_mut();
         // SAFETY: as for the version.
         check("cuDevicePrimaryCtxRetain", unsafe {
@@ -136,7 +139,26 @@ impl Gpu {
         // SAFETY: as for the version.
         check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
         let multiprocessors = usize::try_from(multiprocessors).unwrap_or(1).max(1);
-        Ok(Arc::new(Gpu { device, context, name, capability, multiprocessors, memory }))
+        // Kernels have up to 4 KiB of their own besides what a launch asks for.
+        let block_shared = usize::try_from(block_shared).unwrap_or(0).saturating_sub(4 << 10);
+        Ok(Arc::new(Gpu {
+            device,
+            context,
+            name,
+            capability,
+            multiprocessors,
+            block_shared,
+            memory,
+        }))
+    }
+
+    /// Bytes of its memory that nobody holds.
+    pub(crate) fn free_memory(&self) -> Checked<usize> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are to locals.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free)
     }
 
     /// Makes this GPU the one that the calling thread's calls go to.
@@ -543,12 +565,13 @@ impl Function {
         })
     }
 
-    /// Blocks of `threads` threads that a multiprocessor holds at once.
-    pub(crate) fn resident(&self, threads: u32) -> Checked<usize> {
+    /// Blocks of `threads` threads and `shared` bytes that a multiprocessor holds at once.
+    pub(crate) fn resident(&self, threads: u32, shared: usize) -> Checked<usize> {
         let mut blocks = 0;
         // SAFETY: the function is loaded; the pointer is to a local.
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, 0)
+            let threads = threads as i32;
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads, shared)
         })?;
         Ok(usize::try_from(blocks).unwrap_or(1).max(1))
     }

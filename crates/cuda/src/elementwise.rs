@@ -254,7 +254,7 @@ impl Op for Embedding {
         let [rows, width] = *t[0].dims() else { return };
         if t[2].elements() > 0 {
             let kind = t[0].dtype.and_then(table_kind).unwrap_or(0);
-            out.push(per_row(
+            let mut launch = per_row(
                 self.function,
                 t[1].elements(),
                 vec![
@@ -266,7 +266,9 @@ impl Op for Embedding {
                     Parameter::int(kind),
                     Parameter::int(rows),
                 ],
-            ));
+            );
+            launch.grid.1 = width.div_ceil(launch.block as usize) as u32;
+            out.push(launch);
         }
     }
 }

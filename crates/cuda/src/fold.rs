@@ -1,5 +1,6 @@
-//! Nodes that a later step takes over: a norm or a gated activation becomes part of the product that
-//! reads it; rotary embeddings and cache writes become part of the attention after them.
+//! Nodes that another step takes over: a norm or a gated activation becomes part of the product that
+//! reads it; rotary embeddings and cache writes become part of the attention after them; the
+//! activation of a gate and its `up` becomes part of the products that make both.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,6 +39,10 @@ pub(crate) struct Folds {
     pub(crate) before: HashMap<ValueId, Folded>,
     /// By number of the attention's node.
     pub(crate) attention: HashMap<usize, RopeStore>,
+    /// Products whose two outputs become one, the gated activation in place of the first.
+    pub(crate) paired: HashMap<usize, Activation>,
+    /// Products that read one of those.
+    pub(crate) gated: HashSet<usize>,
 }
 
 struct Readers<'g> {
@@ -61,7 +66,8 @@ impl<'g> Readers<'g> {
     }
 }
 
-pub(crate) fn fold(graph: &Graph, live: &[bool]) -> Folds {
+/// With `traced` every output of a product keeps its own meaning.
+pub(crate) fn fold(graph: &Graph, live: &[bool], traced: bool) -> Folds {
     let mut of = vec![Vec::new(); graph.values.len()];
     let mut made_by = HashMap::new();
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
@@ -88,10 +94,29 @@ pub(crate) fn fold(graph: &Graph, live: &[bool]) -> Folds {
                     folds.attention.insert(i, store);
                 }
             }
+            "gated_linear" if !traced => {
+                if let Some((products, activation)) = paired(&readers, i, node) {
+                    folds.paired.insert(products, activation);
+                    folds.gated.insert(i);
+                }
+            }
             _ => {}
         }
     }
     folds
+}
+
+/// The `linear_many` that makes a gate and its `up` and nothing else.
+fn paired(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(usize, Activation)> {
+    let (gate, up) = (node.inputs[0], node.inputs[1]);
+    let (number, products) = readers.jet(gate, "linear_many")?;
+    let weights = [1, 2].map(|i: usize| readers.graph.fact(products.inputs[i]));
+    let alike = products.outputs == [gate, up]
+        && weights[0] == weights[1]
+        && readers.only(gate, index)
+        && readers.only(up, index);
+    let name = attrs_of(&node.op).text("activation").ok()?;
+    alike.then(|| (number, Activation::named(name)))
 }
 
 fn before(readers: &Readers<'_>, node: &Node) -> Option<Folded> {
@@ -101,6 +126,11 @@ fn before(readers: &Readers<'_>, node: &Node) -> Option<Folded> {
     let product = matches!(next.op, Op::Jet(..))
         && ["linear", "linear_many", "linear_add"].contains(&next.op.name());
     if !product || next.inputs[0] != out || readers.kept.contains(&out) {
+        return None;
+    }
+    // A product reads a norm's weight before the steps ahead of it have ended.
+    let made = node.inputs.get(1).is_some_and(|w| readers.made_by.contains_key(w));
+    if node.op.name() == "rmsnorm" && made {
         return None;
     }
     let attrs = attrs_of(&node.op);
@@ -143,7 +173,7 @@ fn rope_store(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(RopeS
 #[cfg(test)]
 mod tests {
     use cyb_ir::{Attrs, Builder, Fact};
-    use cyb_jets::{ADD, KV_CACHE, LINEAR, RMSNORM, ROPE, SDPA_PAGED};
+    use cyb_jets::{ADD, GATED_LINEAR, KV_CACHE, LINEAR, LINEAR_MANY, RMSNORM, ROPE, SDPA_PAGED};
     use cyb_tensor::DType;
 
     use super::*;
@@ -166,12 +196,34 @@ mod tests {
             }
             b.output("y", y);
             let graph = b.finish();
-            let folds = fold(&graph, &vec![true; graph.nodes.len()]);
+            let folds = fold(&graph, &vec![true; graph.nodes.len()], false);
             assert_eq!(folds.before.len(), 1 - others);
             if let Some(norm) = folds.before.get(&n) {
                 assert_eq!((norm.x, norm.other), (x, Some(weight)));
                 assert_eq!(folds.gone, HashSet::from([0]));
             }
+        }
+    }
+
+    #[test]
+    fn products_take_over_the_activation_that_alone_reads_them() {
+        for (traced, seen) in [(false, false), (true, false), (false, true)] {
+            let mut b = Builder::new();
+            let x = b.input("x", f32s(&[3, 64]));
+            let w = [(); 3].map(|()| b.input("w", f32s(&[64, 64])));
+            let many = Attrs::new().with("bias", false);
+            let made = b.push(Op::Jet(&LINEAR_MANY, many), &[x, w[0], w[1]]).unwrap();
+            let gated = Attrs::new().with("activation", "silu");
+            let y = b.jet(&GATED_LINEAR, gated, &[made[0], made[1], w[2]]).unwrap();
+            b.output("y", y);
+            if seen {
+                b.output("up", made[1]);
+            }
+            let graph = b.finish();
+            let folds = fold(&graph, &[true; 2], traced);
+            let folded = !traced && !seen;
+            assert_eq!(folds.paired.get(&0), folded.then_some(&Activation::Silu));
+            assert_eq!(folds.gated.contains(&1), folded);
         }
     }
 
@@ -207,7 +259,7 @@ mod tests {
                 b.output("turned", tk);
             }
             let graph = b.finish();
-            let folds = fold(&graph, &vec![true; graph.nodes.len()]);
+            let folds = fold(&graph, &vec![true; graph.nodes.len()], false);
             match folds.attention.get(&4) {
                 Some(store) if !seen => {
                     assert_eq!((store.q, store.k, store.v), (q, k, v));

@@ -8,7 +8,7 @@ use cyb_exec::{Call, ExecError};
 use cyb_ir::{Node, ValueId};
 use cyb_tensor::DType;
 
-use crate::driver::{Function, Launch, Memory, Parameter};
+use crate::driver::{CudaError, Function, Launch, Memory, Parameter};
 use crate::fold::Folded;
 use crate::op::{
     Activation, Before, Build, Needs, Op, Operand, Row, Scratch, attrs_of, per_element, per_row,
@@ -35,13 +35,31 @@ const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 /// Tiles of weights of a block there.
 const WIDE_TILES: usize = 8;
 
-/// Bytes of shared memory of a block of `width` tokens: four stages of 64 f16 columns, aligned.
-fn wide_shared(width: usize) -> usize {
-    4 * width * 128 + 1024
+/// Warps of a block of `linear.cu`.
+const WARPS: usize = 8;
+/// Bytes of shared memory that the row's preparation keeps a row in, at most.
+const KEPT: usize = 64 << 10;
+
+/// Bytes of shared memory of a block of `wide.cu`: stages of tokens, records, alignment; `Depth`
+/// there.
+fn wide_shared(kind: &Kind, width: usize) -> usize {
+    let units = match width {
+        32 => kind.units(),
+        64 => 2,
+        128 => kind.units() / 2,
+        _ => 1,
+    };
+    let stages = if width >= 128 { 4 } else { 3 };
+    stages * units * width * 128 + WARPS * 3 * kind.record() + 1024
+}
+
+/// Bytes of shared memory for the records of a block of `linear.cu`.
+fn ring_shared(kind: &Kind, hopper: bool) -> usize {
+    WARPS * kind.record() * if hopper { 3 } else { 2 }
 }
 
 fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
-    let stores = |d: DType| d.is_quantized() || float_kernel(d).is_some();
+    let stores = |d: DType| Kind::of(d).is_some();
     let floats = |i: usize| weights.contains(&i) || call.inputs[i].dtype == DType::F32;
     call.inputs[x].dtype == DType::F32
         && call.inputs[x].rank() > 0
@@ -52,15 +70,6 @@ fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
                 && call.inputs[i].rank() == 2
                 && call.inputs[i].shape.iter().all(|d| d.known().is_some_and(|n| n > 0))
         })
-}
-
-fn float_kernel(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("product_f32"),
-        DType::F16 => Some("product_f16"),
-        DType::BF16 => Some("product_bf16"),
-        _ => None,
-    }
 }
 
 fn many_weights(call: &Call<'_>) -> std::ops::Range<usize> {
@@ -98,9 +107,31 @@ struct Product {
 /// Weights of one kind.
 #[derive(Debug)]
 struct Matrix {
-    memory: Memory,
-    store: Store,
+    records: Memory,
+    row_scales: Option<Memory>,
+    kind: Kind,
+    /// With its shared memory, where a row of activations fits beside the records.
+    one: Option<(Block, usize)>,
+    few: Block,
+    many: Block,
+    wide: Option<Wide>,
+    tiles: usize,
+    chunks: usize,
     products: Vec<Product>,
+}
+
+/// A kernel of `linear.cu` and how many of its blocks a multiprocessor holds.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    function: Function,
+    resident: usize,
+}
+
+impl Block {
+    fn new(function: Function, shared: usize) -> Result<Block, CudaError> {
+        function.allow_shared(shared)?;
+        Ok(Block { function, resident: function.resident(256, shared)? })
+    }
 }
 
 /// The kernels of `wide.cu`.
@@ -111,47 +142,32 @@ struct Wide {
 }
 
 #[derive(Debug)]
-enum Store {
-    Packed {
-        one: (Function, usize),
-        few: (Function, usize),
-        many: (Function, usize),
-        wide: Option<Wide>,
-        tiles: usize,
-        chunks: usize,
-        offsets: [usize; 4],
-    },
-    Float {
-        one: Function,
-        many: Function,
-        padded: usize,
-    },
-}
-
-#[derive(Debug)]
 pub(crate) struct Linear {
     before: Before,
     /// Input with the norm's weight, or with `up`.
     other: Option<usize>,
     /// Input of what the product is added to.
     residual: Option<usize>,
+    /// The two products are a gate and its `up`; the output is the gated activation.
+    paired: Option<Activation>,
     k: usize,
     inputs: usize,
     matrices: Vec<Matrix>,
     quantize: Function,
     narrow: Function,
-    float: Function,
+    split: Function,
     multiprocessors: usize,
     hopper: bool,
 }
 
 impl Linear {
     /// The step of a node. What it takes over has its own second operand, where it has one, as the
-    /// step's last input.
+    /// step's last input. With `paired` the step's two products become one gated activation.
     pub(crate) fn build(
         b: &mut Build<'_>,
         node: &Node,
         folded: Option<&Folded>,
+        paired: Option<Activation>,
     ) -> Result<Linear, ExecError> {
         let call = Call::of(b.graph, node);
         let last = node.inputs.len();
@@ -171,8 +187,12 @@ impl Linear {
                 (range.clone().collect(), (0..range.len()).map(bias).collect())
             }
             "gated_linear" => {
-                before = Before::Gated(Activation::named(attrs_of(&node.op).text("activation")?));
-                other = Some(1);
+                // Unless the step before gives the gated activation.
+                if folded.is_none() {
+                    let name = attrs_of(&node.op).text("activation")?;
+                    before = Before::Gated(Activation::named(name));
+                    other = Some(1);
+                }
                 residual = (last > 3).then_some(3);
                 (vec![2], vec![None])
             }
@@ -186,7 +206,7 @@ impl Linear {
             let n = fact.shape[0].known().unwrap_or(0);
             let product = Product { bias, out, n, tile: 0 };
             let room = |(d, parts): &&mut (DType, Vec<(ValueId, Product)>)| {
-                *d == fact.dtype && d.is_quantized() && parts.len() < MAX_TARGETS
+                *d == fact.dtype && parts.len() < MAX_TARGETS
             };
             match matrices.iter_mut().find(room) {
                 Some((_, parts)) => parts.push((v, product)),
@@ -196,34 +216,42 @@ impl Linear {
         let k = b.graph.fact(node.inputs[weights[0]]).shape[1].known().unwrap_or(0);
         let matrices = matrices
             .into_iter()
-            .map(|(dtype, parts)| matrix(b, dtype, k, parts))
+            .map(|(dtype, parts)| matrix(b, dtype, k, parts, paired.is_some()))
             .collect::<Result<_, _>>()?;
+        let narrow = device.function("activations", "narrow_rows")?;
+        narrow.allow_shared(KEPT)?;
         Ok(Linear {
             before,
             other,
             residual,
+            paired,
             k,
             inputs,
             matrices,
             quantize: device.function("activations", "quantize_rows")?,
-            narrow: device.function("activations", "narrow_rows")?,
-            float: device.function("activations", "float_rows")?,
+            narrow,
+            split: device.function("activations", "split_rows")?,
             hopper: device.gpu.is_hopper(),
             multiprocessors: device.gpu.multiprocessors,
         })
     }
 
-    fn has_packed(&self) -> bool {
-        self.matrices.iter().any(|m| matches!(m.store, Store::Packed { .. }))
+    /// Whether rows are needed as 8-bit codes.
+    fn has_quantized(&self) -> bool {
+        self.matrices.iter().any(|m| !m.kind.is_float())
     }
 
-    /// Whether rows are needed as floats that are not there yet.
+    /// Whether rows are needed as pairs of halves.
     fn has_floats(&self) -> bool {
-        self.before != Before::Plain
-            && self.matrices.iter().any(|m| matches!(m.store, Store::Float { .. }))
+        self.matrices.iter().any(|m| m.kind.is_float())
     }
 
-    /// Whether the float tensor cores do the quantised products.
+    /// Whether the products of one row prepare it themselves.
+    fn is_alone(&self, rows: usize) -> bool {
+        rows == 1 && self.matrices.iter().all(|m| m.one.is_some())
+    }
+
+    /// Whether the float tensor cores do the products.
     fn is_wide(&self, rows: usize) -> bool {
         self.hopper && rows > FEW
     }
@@ -240,39 +268,167 @@ impl Linear {
     fn layout(&self, rows: usize) -> Layout {
         let padded = self.k.next_multiple_of(256);
         let columns = rows.next_multiple_of(32);
-        let align = |bytes: usize| bytes.next_multiple_of(256);
         let mut at = 0;
         let mut take = |bytes: usize| {
-            at += align(bytes);
-            at - align(bytes)
+            let start = at;
+            at += bytes.next_multiple_of(256);
+            start
         };
-        let (mut codes, mut scales, mut firsts, mut partials) = (0, 0, 0, 0);
-        if self.has_packed() {
-            if self.is_wide(rows) {
-                codes = take(rows * padded * 2);
-                scales = take(rows * 4);
-                let splits = |m: &Matrix| match m.store {
-                    Store::Packed { tiles, chunks, .. } => {
-                        self.splits(rows, tiles, chunks).0 * tiles
-                    }
-                    Store::Float { .. } => 0,
-                };
-                let most = self.matrices.iter().map(splits).max().unwrap_or(0);
-                if rows <= SPLIT_UP_TO {
-                    partials = take(most * rows * TILE * 4);
-                }
-            } else {
-                codes = take(padded * columns);
-                scales = take(padded / 32 * columns * 8);
-                firsts = take(padded / 32 * columns * 4);
+        let mut layout = Layout { padded, columns, ..Layout::default() };
+        if self.is_alone(rows) {
+            return layout;
+        }
+        if self.is_wide(rows) {
+            layout.codes = take(rows * padded * 2);
+            layout.scales = take(rows * 4);
+            let splits = |m: &Matrix| self.splits(rows, m.tiles, m.chunks).0 * m.tiles;
+            let most = self.matrices.iter().map(splits).max().unwrap_or(0);
+            if rows <= SPLIT_UP_TO {
+                layout.partials = take(most * rows * TILE * 4);
+            }
+        } else {
+            if self.has_quantized() {
+                layout.codes = take(padded * columns);
+                layout.scales = take(padded / 32 * columns * 8);
+                layout.firsts = take(padded / 32 * columns * 4);
+            }
+            if self.has_floats() {
+                layout.high = take(rows * padded * 2);
+                layout.low = take(rows * padded * 2);
+                layout.down = take(rows * 4);
             }
         }
-        let floats = take(if self.has_floats() { rows * self.k * 4 } else { 0 });
-        Layout { padded, columns, codes, scales, firsts, partials, floats, total: take(0) }
+        layout.total = take(0);
+        layout
+    }
+
+    /// The launches that prepare the rows.
+    fn prepare(&self, t: &[Operand], layout: &Layout, at: &dyn Fn(usize) -> u64) -> Vec<Launch> {
+        let rows = t[0].rows();
+        let other = self.other.map_or(0, |i| t[i].address);
+        let source = || self.before.source(t[0].address, other);
+        let address = |offset: usize| Parameter::address(at(offset));
+        let (k, padded) = (Parameter::int(self.k), Parameter::int(layout.padded));
+        let mut out = Vec::new();
+        if self.is_wide(rows) {
+            let bytes = layout.padded * 4;
+            let kept = if bytes <= KEPT { bytes } else { 0 };
+            let mut launch = per_row(
+                self.narrow,
+                rows,
+                vec![
+                    source(),
+                    address(layout.codes),
+                    address(layout.scales),
+                    k,
+                    padded,
+                    Parameter::int(usize::from(kept > 0)),
+                ],
+            );
+            launch.shared = kept as u32;
+            return vec![launch];
+        }
+        if self.has_quantized() {
+            out.push(Launch {
+                function: self.quantize,
+                grid: (layout.padded.div_ceil(SEGMENT) as u32, rows as u32, 1),
+                block: 256,
+                shared: 0,
+                parameters: vec![
+                    source(),
+                    address(layout.codes),
+                    address(layout.scales),
+                    address(layout.firsts),
+                    k.clone(),
+                    padded.clone(),
+                    Parameter::int(layout.columns),
+                ],
+            });
+        }
+        if self.has_floats() {
+            let halves = [layout.high, layout.low, layout.down].map(address);
+            let parameters = [source()].into_iter().chain(halves).chain([k, padded]).collect();
+            out.push(per_row(self.split, rows, parameters));
+        }
+        out
+    }
+
+    fn targets(&self, matrix: &Matrix, t: &[Operand]) -> Parameter {
+        let residual = self.residual.map_or(0, |i| t[i].address);
+        let mut targets = Parameter::new();
+        for i in 0..MAX_TARGETS {
+            let part = matrix.products.get(i);
+            let bias = part.and_then(|p| p.bias).map_or(0, |i| t[i].address);
+            let gone = self.paired.is_some() && i > 0;
+            let to = part.filter(|_| !gone).map_or(0, |p| t[self.inputs + p.out].address);
+            targets = targets.u64(to).u64(bias).u64(residual);
+            let (n, tile) = part.map_or((0, 0), |p| (p.n, p.tile));
+            targets = targets.i32(n).i32(tile);
+        }
+        targets
+            .i32(matrix.products.len())
+            .i32(usize::from(self.paired.is_some()))
+            .i32(self.paired.map_or(0, |a| a as usize))
+    }
+
+    /// The launches of `wide.cu`.
+    fn launch_wide(
+        &self,
+        m: &Matrix,
+        wide: &Wide,
+        rows: usize,
+        layout: &Layout,
+        at: &dyn Fn(usize) -> u64,
+        targets: Parameter,
+        out: &mut Vec<Launch>,
+    ) {
+        let (splits, each) = self.splits(rows, m.tiles, m.chunks);
+        let number = WIDTHS.iter().position(|&w| w >= rows).unwrap_or(3);
+        let width = WIDTHS[number];
+        let partials = if splits > 1 { at(layout.partials) } else { 0 };
+        let x = Parameter::new()
+            .u64(at(layout.codes))
+            .u64(at(layout.scales))
+            .u64(partials)
+            .i32(rows)
+            .i32(layout.padded)
+            .i32(each);
+        out.push(Launch {
+            function: wide.products[number],
+            grid: (rows.div_ceil(width) as u32, m.tiles.div_ceil(WIDE_TILES) as u32, splits as u32),
+            block: 256,
+            shared: wide_shared(&m.kind, width) as u32,
+            parameters: vec![m.parameter(), x, targets.clone()],
+        });
+        if splits > 1 {
+            out.push(per_element(
+                wide.add_splits,
+                rows * m.tiles * TILE,
+                vec![
+                    Parameter::address(partials),
+                    Parameter::int(splits),
+                    Parameter::int(rows),
+                    Parameter::int(m.tiles),
+                    targets,
+                ],
+            ));
+        }
+    }
+}
+
+impl Matrix {
+    /// `Matrix` of `packed.cuh`.
+    fn parameter(&self) -> Parameter {
+        Parameter::new()
+            .u64(self.records.at(0))
+            .u64(self.row_scales.as_ref().map_or(0, |m| m.at(0)))
+            .i32(self.tiles)
+            .i32(self.chunks)
     }
 }
 
 /// Where the prepared rows lie in scratch memory.
+#[derive(Default)]
 struct Layout {
     padded: usize,
     columns: usize,
@@ -281,8 +437,10 @@ struct Layout {
     /// Scales of groups, or of rows.
     scales: usize,
     firsts: usize,
+    high: usize,
+    low: usize,
+    down: usize,
     partials: usize,
-    floats: usize,
     total: usize,
 }
 
@@ -291,6 +449,7 @@ fn matrix(
     dtype: DType,
     k: usize,
     mut parts: Vec<(ValueId, Product)>,
+    paired: bool,
 ) -> Result<Matrix, ExecError> {
     let fail = |why: &str| ExecError::Step {
         step: format!("weights of {}", b.label),
@@ -301,55 +460,40 @@ fn matrix(
         .iter()
         .map(|(v, _)| b.graph.tensor(*v).ok_or_else(|| fail("they are no tensor")))
         .collect::<Result<Vec<_>, _>>()?;
-    let (memory, store) = if let Some(kind) = Kind::of(dtype) {
-        let rows: Vec<Rows<'_>> = tensors
-            .iter()
-            .map(|t| Rows { dtype, n: t.shape()[0], bytes: t.bytes().as_slice() })
-            .collect();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let packed = pack(kind, k, &rows, threads);
-        let one = device.function(kind.module, "product_1")?;
-        let few = device.function(kind.module, "product_8")?;
-        let many = device.function(kind.module, "product_32")?;
-        let wide = match device.gpu.is_hopper() {
-            false => None,
-            true => {
-                let mut products = [few; 4];
-                for (to, width) in products.iter_mut().zip(WIDTHS) {
-                    *to = device.function(kind.wide, &format!("wide_{width}"))?;
-                    to.allow_shared(wide_shared(width))?;
-                }
-                Some(Wide { products, add_splits: device.function(kind.wide, "add_splits")? })
+    let kind = Kind::of(dtype).ok_or_else(|| fail("no kernel reads their type"))?;
+    let rows: Vec<Rows<'_>> = tensors
+        .iter()
+        .map(|t| Rows { dtype, n: t.shape()[0], bytes: t.bytes().as_slice() })
+        .collect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let packed = pack(kind, k, &rows, paired, threads);
+    let records = b.weights.upload(&device.gpu, &packed.bytes)?;
+    let row_scales = match kind.is_float() {
+        false => None,
+        true => {
+            let bytes: Vec<u8> = packed.row_scales.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Some(b.weights.upload(&device.gpu, &bytes)?)
+        }
+    };
+    let ring = ring_shared(&kind, device.gpu.is_hopper());
+    let block = |name: &str, shared: usize| -> Result<Block, CudaError> {
+        Block::new(device.function(kind.module, name)?, shared)
+    };
+    let alone = ring + kind.row_bytes(packed.chunks);
+    let one = match alone <= device.gpu.block_shared {
+        false => None,
+        true => Some((block("product_1", alone)?, alone)),
+    };
+    let wide = match device.gpu.is_hopper() {
+        false => None,
+        true => {
+            let mut products = [device.function(kind.wide, "wide_32")?; 4];
+            for (to, width) in products.iter_mut().zip(WIDTHS) {
+                *to = device.function(kind.wide, &format!("wide_{width}"))?;
+                to.allow_shared(wide_shared(&kind, width))?;
             }
-        };
-        let store = Store::Packed {
-            one: (one, one.resident(256)?),
-            few: (few, few.resident(256)?),
-            many: (many, many.resident(256)?),
-            wide,
-            tiles: packed.tiles,
-            chunks: packed.chunks,
-            offsets: packed.offsets,
-        };
-        (b.weights.upload(&device.gpu, &packed.bytes)?, store)
-    } else {
-        let name = float_kernel(dtype).ok_or_else(|| fail("no kernel reads their type"))?;
-        let padded = k.next_multiple_of(8);
-        let size = dtype.layout().bytes;
-        let bytes = tensors[0].bytes().as_slice();
-        let memory = if padded == k {
-            b.weights.upload(&device.gpu, bytes)?
-        } else {
-            let mut rows = vec![0; tensors[0].shape()[0] * padded * size];
-            for (to, from) in rows.chunks_exact_mut(padded * size).zip(bytes.chunks_exact(k * size))
-            {
-                to[..k * size].copy_from_slice(from);
-            }
-            b.weights.upload(&device.gpu, &rows)?
-        };
-        let one = device.function("activations", &format!("{name}_1"))?;
-        let many = device.function("activations", &format!("{name}_8"))?;
-        (memory, Store::Float { one, many, padded })
+            Some(Wide { products, add_splits: device.function(kind.wide, "add_splits")? })
+        }
     };
     tensors.iter().for_each(|t| t.bytes().release());
     let mut tile = 0;
@@ -357,7 +501,18 @@ fn matrix(
         product.tile = tile;
         tile += product.n.div_ceil(TILE);
     }
-    Ok(Matrix { memory, store, products: parts.into_iter().map(|(_, p)| p).collect() })
+    Ok(Matrix {
+        records,
+        row_scales,
+        kind,
+        one,
+        few: block("product_8", ring)?,
+        many: block("product_32", ring)?,
+        wide,
+        tiles: packed.tiles,
+        chunks: packed.chunks,
+        products: parts.into_iter().map(|(_, p)| p).collect(),
+    })
 }
 
 impl Op for Linear {
@@ -376,161 +531,54 @@ impl Op for Linear {
         }
         let layout = self.layout(rows);
         let at = |offset: usize| scratch.address + offset as u64;
-        let other = self.other.map_or(0, |i| operands[i].address);
-        let source = || self.before.source(operands[0].address, other);
-        if self.has_packed() && self.is_wide(rows) {
-            out.push(per_row(
-                self.narrow,
-                rows,
-                vec![
-                    source(),
-                    Parameter::address(at(layout.codes)),
-                    Parameter::address(at(layout.scales)),
-                    Parameter::int(self.k),
-                    Parameter::int(layout.padded),
-                ],
-            ));
-        } else if self.has_packed() {
-            out.push(Launch {
-                function: self.quantize,
-                grid: (layout.padded.div_ceil(SEGMENT) as u32, rows as u32, 1),
-                block: 256,
-                shared: 0,
-                parameters: vec![
-                    source(),
-                    Parameter::address(at(layout.codes)),
-                    Parameter::address(at(layout.scales)),
-                    Parameter::address(at(layout.firsts)),
-                    Parameter::int(self.k),
-                    Parameter::int(layout.padded),
-                    Parameter::int(layout.columns),
-                ],
-            });
+        let alone = self.is_alone(rows);
+        if !alone {
+            out.extend(self.prepare(operands, &layout, &at));
         }
-        let mut floats = operands[0].address;
-        if self.has_floats() {
-            floats = at(layout.floats);
-            out.push(Launch {
-                function: self.float,
-                grid: (self.k.div_ceil(SEGMENT) as u32, rows as u32, 1),
-                block: 256,
-                shared: 0,
-                parameters: vec![source(), Parameter::address(floats), Parameter::int(self.k)],
-            });
-        }
-        let residual = self.residual.map_or(0, |i| operands[i].address);
-        let target = |product: &Product| {
-            let bias = product.bias.map_or(0, |i| operands[i].address);
-            (operands[self.inputs + product.out].address, bias)
-        };
-        for matrix in &self.matrices {
-            match &matrix.store {
-                Store::Packed { one, few, many, wide, tiles, chunks, offsets } => {
-                    let plane = |i: usize| matrix.memory.at(offsets[i]);
-                    let weights = Parameter::new()
-                        .u64(plane(0))
-                        .u64(plane(1))
-                        .u64(plane(2))
-                        .u64(plane(3))
-                        .i32(*tiles)
-                        .i32(*chunks);
-                    let x = Parameter::new()
-                        .u64(at(layout.codes))
-                        .u64(at(layout.scales))
-                        .u64(at(layout.firsts))
-                        .i32(layout.columns)
-                        .i32(rows);
-                    let mut targets = Parameter::new();
-                    for i in 0..MAX_TARGETS {
-                        let part = matrix.products.get(i);
-                        let (to, bias) = part.map_or((0, 0), target);
-                        targets = targets.u64(to).u64(bias).u64(residual);
-                        let (n, tile) = part.map_or((0, 0), |p| (p.n, p.tile));
-                        targets = targets.i32(n).i32(tile);
-                    }
-                    let targets = targets.i32(matrix.products.len());
-                    if let Some(wide) = wide.as_ref().filter(|_| self.is_wide(rows)) {
-                        let (splits, each) = self.splits(rows, *tiles, *chunks);
-                        let number = WIDTHS.iter().position(|&w| w >= rows).unwrap_or(3);
-                        let width = WIDTHS[number];
-                        let partials = if splits > 1 { at(layout.partials) } else { 0 };
-                        let x = Parameter::new()
-                            .u64(at(layout.codes))
-                            .u64(at(layout.scales))
-                            .u64(partials)
-                            .i32(rows)
-                            .i32(layout.padded)
-                            .i32(each);
-                        out.push(Launch {
-                            function: wide.products[number],
-                            grid: (
-                                tiles.div_ceil(WIDE_TILES) as u32,
-                                rows.div_ceil(width) as u32,
-                                splits as u32,
-                            ),
-                            block: 256,
-                            shared: wide_shared(width) as u32,
-                            parameters: vec![weights, x, targets.clone()],
-                        });
-                        if splits > 1 {
-                            out.push(per_element(
-                                wide.add_splits,
-                                rows * tiles * TILE,
-                                vec![
-                                    Parameter::address(partials),
-                                    Parameter::int(splits),
-                                    Parameter::int(rows),
-                                    Parameter::int(*tiles),
-                                    targets,
-                                ],
-                            ));
-                        }
-                        continue;
-                    }
-                    let ((function, resident), columns, tiles) = if rows <= FEW {
-                        (if rows == 1 { *one } else { *few }, 1, *tiles)
-                    } else {
-                        (*many, rows.div_ceil(32), tiles.div_ceil(2))
-                    };
-                    // Blocks that are there at once walk over the tiles; those of the same tiles
-                    // and other tokens stand side by side and share what they read.
-                    let room = (self.multiprocessors * resident).div_ceil(columns).max(1);
-                    let blocks = columns * tiles.min(room);
-                    out.push(Launch {
-                        function,
-                        grid: (blocks as u32, 1, 1),
-                        block: 256,
-                        shared: 0,
-                        parameters: vec![weights, x, targets],
-                    });
-                }
-                Store::Float { one, many, padded } => {
-                    for product in &matrix.products {
-                        let (to, bias) = target(product);
-                        let weights = Parameter::new()
-                            .u64(matrix.memory.at(0))
-                            .i32(product.n)
-                            .i32(self.k)
-                            .i32(*padded);
-                        let (function, groups) =
-                            if rows == 1 { (*one, 1) } else { (*many, rows.div_ceil(8)) };
-                        out.push(Launch {
-                            function,
-                            grid: (product.n.div_ceil(16) as u32, groups as u32, 1),
-                            block: 256,
-                            shared: 0,
-                            parameters: vec![
-                                weights,
-                                Parameter::address(floats),
-                                Parameter::int(rows),
-                                Parameter::address(to),
-                                Parameter::address(bias),
-                                Parameter::address(residual),
-                            ],
-                        });
-                    }
-                }
+        for m in &self.matrices {
+            let targets = self.targets(m, operands);
+            if let Some(wide) = m.wide.as_ref().filter(|_| self.is_wide(rows)) {
+                self.launch_wide(m, wide, rows, &layout, &at, targets, out);
+                continue;
             }
+            // Blocks that are there at once walk over the tiles, or pairs of them; those of the
+            // same tiles and other tokens stand side by side and share what they read.
+            let tiles = if self.paired.is_some() { m.tiles / 2 } else { m.tiles };
+            let room = |block: &Block, columns: usize| {
+                let room = (self.multiprocessors * block.resident).div_ceil(columns).max(1);
+                (columns * tiles.min(room)) as u32
+            };
+            if let Some((one, shared)) = m.one.as_ref().filter(|_| alone) {
+                let other = self.other.map_or(0, |i| operands[i].address);
+                out.push(Launch {
+                    function: one.function,
+                    grid: (room(one, 1), 1, 1),
+                    block: 256,
+                    shared: *shared as u32,
+                    parameters: vec![
+                        m.parameter(),
+                        self.before.source(operands[0].address, other),
+                        Parameter::int(self.k),
+                        targets,
+                    ],
+                });
+                continue;
+            }
+            let x = match m.kind.is_float() {
+                false => [layout.codes, layout.scales, layout.firsts],
+                true => [layout.high, layout.low, layout.down],
+            };
+            let x = x.iter().fold(Parameter::new(), |p, &offset| p.u64(at(offset)));
+            let x = x.i32(if m.kind.is_float() { layout.padded } else { layout.columns }).i32(rows);
+            let (block, columns) =
+                if rows <= FEW { (&m.few, 1) } else { (&m.many, rows.div_ceil(32)) };
+            out.push(Launch {
+                function: block.function,
+                grid: (room(block, columns), 1, 1),
+                block: 256,
+                shared: ring_shared(&m.kind, self.hopper) as u32,
+                parameters: vec![m.parameter(), x, targets],
+            });
         }
     }
 }

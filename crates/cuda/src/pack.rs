@@ -1,20 +1,21 @@
-//! Weights in the layout of `kernels/linear.cu`: tiles of 16 rows, in units of 64 columns, ordered
-//! as the lanes of a warp read them.
+//! Weights in the layout of `kernels/packed.cuh`: tiles of 16 rows, in records of some units of 64
+//! columns, ordered as the lanes of a warp read them.
 //!
 //! Every quantised format becomes one of a few storage kinds: codes of 4, 5, 6 or 8 bits in groups
 //! of 16 or 32, with scales stored as exactly as the format has them. Formats without a kind of
-//! their own are stored as 8-bit codes with `f32` scales.
+//! their own are stored as 8-bit codes with `f32` scales. Float weights become f16, each row scaled
+//! by a power of two, `f32` ones two f16 each.
 
 use cyb_tensor::quant::{Codes, codes, group_size, has_offsets};
 use cyb_tensor::{Class, DType};
-use half::f16;
+use half::{bf16, f16};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
 /// Columns of a unit.
 const UNIT: usize = 64;
 
-/// How scales are stored; the names are those of `linear.cu`.
+/// How scales are stored; the names are those of `packed.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scales {
     F16,
@@ -23,6 +24,7 @@ enum Scales {
     Super,
     F32,
     F32Min,
+    Row,
 }
 
 /// A storage kind: what one compiled module of `linear.cu` reads.
@@ -35,27 +37,33 @@ pub(crate) struct Kind {
     bits: usize,
     group: usize,
     scales: Scales,
+    /// Units that are of the same columns: 2 where a float needs two f16.
+    planes: usize,
 }
 
 macro_rules! kind {
     ($name:literal, $bits:literal, $group:literal, $scales:expr) => {
+        kind!($name, $bits, $group, $scales, 1)
+    };
+    ($name:literal, $bits:literal, $group:literal, $scales:expr, $planes:literal) => {
         Kind {
             module: concat!("linear_", $name),
             wide: concat!("wide_", $name),
             bits: $bits,
             group: $group,
             scales: $scales,
+            planes: $planes,
         }
     };
 }
 
 impl Kind {
-    /// The kind for a quantised dtype.
+    /// The kind for a dtype of weights.
     pub(crate) fn of(dtype: DType) -> Option<Kind> {
-        if dtype.class() != Class::Quantized {
-            return None;
-        }
         Some(match dtype {
+            DType::F16 | DType::BF16 => kind!("half", 16, 32, Scales::Row),
+            DType::F32 => kind!("float", 16, 32, Scales::Row, 2),
+            other if other.class() != Class::Quantized => return None,
             DType::Q4_0 => kind!("q4_0", 4, 32, Scales::F16),
             DType::Q4_1 => kind!("q4_1", 4, 32, Scales::F16Min),
             DType::Q5_0 => kind!("q5_0", 5, 32, Scales::F16),
@@ -73,8 +81,13 @@ impl Kind {
         })
     }
 
+    /// Whether the weights are floats.
+    pub(crate) fn is_float(&self) -> bool {
+        self.scales == Scales::Row
+    }
+
     /// Units of a chunk.
-    fn units(&self) -> usize {
+    pub(crate) fn units(&self) -> usize {
         match self.scales {
             Scales::SuperMin | Scales::Super => 4,
             _ => 2,
@@ -83,13 +96,13 @@ impl Kind {
 
     /// Columns of a chunk: what a warp does at a time.
     pub(crate) fn chunk(&self) -> usize {
-        self.units() * UNIT
+        self.units() / self.planes * UNIT
     }
 
-    /// Bytes a chunk of a tile takes in each plane.
-    fn planes(&self) -> [usize; 4] {
+    /// Bytes a chunk of a tile takes: low codes, further bits, scales, factors of scales.
+    fn parts(&self) -> [usize; 4] {
         let units = self.units();
-        let low = units * 512 * if self.bits == 8 { 2 } else { 1 };
+        let low = units * 512 * [1, 2, 4][usize::from(self.bits >= 8) + usize::from(self.bits > 8)];
         let high = units * [0, 128, 256][if self.bits < 8 { self.bits - 4 } else { 0 }];
         let per_row = 2 * 32 / self.group;
         let (scales, supers) = match self.scales {
@@ -99,8 +112,24 @@ impl Kind {
             Scales::Super => (256, 32),
             Scales::F32 => (units * TILE * per_row * 4, 0),
             Scales::F32Min => (units * TILE * per_row * 8, 0),
+            Scales::Row => (0, 0),
         };
         [low, high, scales, supers]
+    }
+
+    /// Bytes of a record.
+    pub(crate) fn record(&self) -> usize {
+        self.parts().iter().sum()
+    }
+
+    /// Bytes of shared memory that one row of activations takes in `product_1`.
+    pub(crate) fn row_bytes(&self, chunks: usize) -> usize {
+        let groups = chunks * self.units() * 2;
+        match self.scales {
+            Scales::Row => chunks * self.chunk() * 4,
+            Scales::F32Min if self.group == 16 => groups * 44,
+            _ => groups * 40,
+        }
     }
 }
 
@@ -109,10 +138,10 @@ impl Kind {
 pub(crate) struct Packed {
     pub(crate) tiles: usize,
     pub(crate) chunks: usize,
-    /// The planes one after the other, each at a multiple of 256.
+    /// Records, tile by tile.
     pub(crate) bytes: Vec<u8>,
-    /// Where each plane begins.
-    pub(crate) offsets: [usize; 4],
+    /// For float weights, what takes back the power of two of each row of the tiles.
+    pub(crate) row_scales: Vec<f32>,
 }
 
 /// A matrix to pack: its rows, and their bytes in the file's layout.
@@ -123,72 +152,77 @@ pub(crate) struct Rows<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Packs matrices of one kind; each begins a tile. Tiles are spread over `threads`.
-pub(crate) fn pack(kind: Kind, k: usize, parts: &[Rows<'_>], threads: usize) -> Packed {
+/// Packs matrices of one kind; each begins a tile. With `paired` the tiles of two matrices of the
+/// same height alternate. Tiles are spread over `threads`.
+pub(crate) fn pack(
+    kind: Kind,
+    k: usize,
+    parts: &[Rows<'_>],
+    paired: bool,
+    threads: usize,
+) -> Packed {
     let chunks = k.div_ceil(kind.chunk());
     let tiles: usize = parts.iter().map(|p| p.n.div_ceil(TILE)).sum();
-    let sizes = kind.planes().map(|bytes| bytes * chunks);
-    let mut offsets = [0; 4];
-    let mut total = 0;
-    for (offset, size) in offsets.iter_mut().zip(sizes) {
-        *offset = total;
-        total += (size * tiles).next_multiple_of(256);
-    }
-    let mut bytes = vec![0u8; total];
+    let tile_bytes = kind.record() * chunks;
+    let mut bytes = vec![0u8; tile_bytes * tiles];
+    let mut row_scales = vec![1f32; if kind.is_float() { tiles * TILE } else { 0 }];
     let share = tiles.div_ceil(threads.max(1)).max(1);
-    let mut planes: Vec<&mut [u8]> = Vec::new();
-    let mut rest = bytes.as_mut_slice();
-    for size in sizes {
-        let (plane, after) = rest.split_at_mut((size * tiles).next_multiple_of(256));
-        planes.push(&mut plane[..size * tiles]);
-        rest = after;
-    }
+    let scales_share = if kind.is_float() { share * TILE } else { 1 };
     std::thread::scope(|scope| {
-        for first in (0..tiles).step_by(share) {
-            let here = share.min(tiles - first);
-            let mut mine = [&mut [][..], &mut [], &mut [], &mut []];
-            for ((plane, mine), size) in planes.iter_mut().zip(&mut mine).zip(sizes) {
-                let all = std::mem::take(plane);
-                let (head, tail) = all.split_at_mut(size * here);
-                (*mine, *plane) = (head, tail);
-            }
+        let mut row_scales = row_scales.chunks_mut(scales_share);
+        for (number, out) in bytes.chunks_mut((share * tile_bytes).max(1)).enumerate() {
+            let scales = row_scales.next().unwrap_or_default();
             scope.spawn(move || {
                 let mut row = Row::new(&kind, k, chunks);
-                for tile in 0..here {
-                    let part = |i: usize| tile * sizes[i]..(tile + 1) * sizes[i];
-                    let [low, high, scales, supers] = &mut mine;
-                    let mut out = Planes {
-                        low: &mut low[part(0)],
-                        high: &mut high[part(1)],
-                        scales: &mut scales[part(2)],
-                        supers: &mut supers[part(3)],
-                    };
+                let mut planes = kind.parts().map(|bytes| vec![0u8; bytes * chunks]);
+                for (at, out) in out.chunks_mut(tile_bytes).enumerate() {
+                    planes.iter_mut().for_each(|plane| plane.fill(0));
                     for r in 0..TILE {
-                        if let Some((dtype, bytes)) = find_row(parts, k, first + tile, r) {
-                            row.decode(&kind, dtype, bytes);
-                            row.store(&kind, r, &mut out);
+                        let found = find_row(parts, k, paired, number * share + at, r);
+                        let Some((dtype, bytes)) = found else { continue };
+                        if let Some(scale) = scales.get_mut(at * TILE + r) {
+                            *scale = row.store_floats(&kind, dtype, bytes, r, &mut planes[0]);
+                            continue;
+                        }
+                        row.decode(&kind, dtype, bytes);
+                        let [low, high, scales, supers] = &mut planes;
+                        row.store(&kind, r, &mut Planes { low, high, scales, supers });
+                    }
+                    for (chunk, record) in out.chunks_mut(kind.record()).enumerate() {
+                        let mut rest = record;
+                        for (plane, size) in planes.iter().zip(kind.parts()) {
+                            let (part, after) = rest.split_at_mut(size);
+                            part.copy_from_slice(&plane[chunk * size..][..size]);
+                            rest = after;
                         }
                     }
                 }
             });
         }
     });
-    Packed { tiles, chunks, bytes, offsets }
+    Packed { tiles, chunks, bytes, row_scales }
 }
 
 /// Row `r` of tile `tile`, unless it is past the end of its matrix.
 fn find_row<'a>(
     parts: &[Rows<'a>],
     k: usize,
+    paired: bool,
     mut tile: usize,
     r: usize,
 ) -> Option<(DType, &'a [u8])> {
+    let of_part = |part: &Rows<'a>, tile: usize| {
+        let row = tile * TILE + r;
+        let stride = part.dtype.bytes_for(k)?;
+        (row < part.n).then(|| (part.dtype, &part.bytes[row * stride..][..stride]))
+    };
+    if paired {
+        return of_part(&parts[tile % 2], tile / 2);
+    }
     for part in parts {
         let tiles = part.n.div_ceil(TILE);
         if tile < tiles {
-            let row = tile * TILE + r;
-            let stride = part.dtype.bytes_for(k)?;
-            return (row < part.n).then(|| (part.dtype, &part.bytes[row * stride..][..stride]));
+            return of_part(part, tile);
         }
         tile -= tiles;
     }
@@ -212,6 +246,7 @@ struct Row {
     /// The f16 factors of a super-block format, by chunk.
     supers: Vec<[u8; 4]>,
     block: Codes,
+    floats: Vec<f32>,
 }
 
 impl Row {
@@ -226,7 +261,54 @@ impl Row {
             small: vec![[0; 2]; groups],
             supers: vec![[0; 4]; chunks],
             block: Codes::new(),
+            floats: Vec::new(),
         }
+    }
+
+    /// Writes float weights as row `r` of a tile and gives what takes their power of two back: the
+    /// largest is between 2^14 and 2^15, so that `bf16` values down to 2^-31 of it keep all bits.
+    fn store_floats(
+        &mut self,
+        kind: &Kind,
+        dtype: DType,
+        bytes: &[u8],
+        r: usize,
+        out: &mut [u8],
+    ) -> f32 {
+        self.floats.clear();
+        match dtype {
+            DType::F32 => self.floats.extend(
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            ),
+            DType::BF16 => self
+                .floats
+                .extend(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())),
+            _ => self
+                .floats
+                .extend(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())),
+        }
+        let finite = self.floats.iter().filter(|v| v.is_finite());
+        let largest = finite.fold(0f32, |top, v| top.max(v.abs()));
+        let exponent = match largest > 0.0 {
+            true => (14 - largest.log2().floor() as i32).clamp(-100, 100),
+            false => 0,
+        };
+        let up = 2f32.powi(exponent);
+        for (column, value) in self.floats.iter().enumerate() {
+            let scaled = value * up;
+            let mut rest = scaled;
+            for plane in 0..kind.planes {
+                let unit = column / UNIT * kind.planes + plane;
+                let (step, t, i) = (column % UNIT / 16, column % 16 / 4, column % 4);
+                let lane = r % 8 * 4 + t;
+                let word = i / 2 * 2 + r / 8;
+                let at = ((unit * 4 + step) * 32 + lane) * 16 + word * 4 + i % 2 * 2;
+                let half = f16::from_f32(rest);
+                out[at..at + 2].copy_from_slice(&half.to_le_bytes());
+                rest -= half.to_f32();
+            }
+        }
+        2f32.powi(-exponent)
     }
 
     fn decode(&mut self, kind: &Kind, dtype: DType, bytes: &[u8]) {
@@ -292,7 +374,7 @@ impl Row {
                 }
                 Scales::SuperMin | Scales::Super => {
                     let (chunk, within) = (unit / 4, unit % 4);
-                    let at = ((chunk * 8 + g) * 2 + upper) * 16 + within * 4;
+                    let at = (((chunk * 8 + g) * 4 + within) * 2 + upper) * 4;
                     let to = &mut out.scales[at..][..4];
                     if kind.scales == Scales::Super {
                         to.iter_mut().zip(small).for_each(|(to, s)| *to = s[0]);
@@ -309,6 +391,7 @@ impl Row {
                         to.copy_from_slice(&v.to_le_bytes());
                     }
                 }
+                Scales::Row => {}
             }
         }
         for (chunk, factors) in self.supers.iter().enumerate() {
@@ -384,9 +467,9 @@ fn six_bits(packed: &[u8]) -> [[u8; 2]; 8] {
 mod tests {
     use super::*;
 
-    /// Reads element (row, column) back from the planes, by the description in `linear.cu`.
+    /// Reads element (row, column) back from the planes, by the description in `packed.cuh`.
     fn element(kind: Kind, p: &Packed, row: usize, column: usize) -> f32 {
-        let planes = kind.planes();
+        let parts = kind.parts();
         let (tile, r) = (row / TILE, row % TILE);
         let (g, upper) = (r % 8, r / 8);
         let (chunk, within) = (column / kind.chunk(), column % kind.chunk());
@@ -395,7 +478,8 @@ mod tests {
         let (half, t, i) = (e / 16, e % 16 / 4, e % 4);
         let lane = 4 * g + t;
         let register = 2 * half + upper;
-        let base = |plane: usize| p.offsets[plane] + (tile * p.chunks + chunk) * planes[plane];
+        let record = (tile * p.chunks + chunk) * kind.record();
+        let base = |plane: usize| record + parts[..plane].iter().sum::<usize>();
         let low = |at: usize| p.bytes[base(0) + at];
         let code = if kind.bits == 8 {
             low(((unit * 2 + j) * 32 + lane) * 16 + register * 4 + i)
@@ -427,13 +511,13 @@ mod tests {
                 code * half_at(2, at + j * 2) + half_at(2, at + 4 + j * 2)
             }
             Scales::SuperMin => {
-                let at = (g * 2 + upper) * 16 + unit * 4;
+                let at = ((g * 4 + unit) * 2 + upper) * 4;
                 let super_at = (g * 2 + upper) * 4;
                 code * (half_at(3, super_at) * f32::from(s(at + j)))
                     - half_at(3, super_at + 2) * f32::from(s(at + 2 + j))
             }
             Scales::Super => {
-                let at = (g * 2 + upper) * 16 + unit * 4 + group;
+                let at = ((g * 4 + unit) * 2 + upper) * 4 + group;
                 code * (half_at(3, (g * 2 + upper) * 2) * f32::from(s(at) as i8))
             }
             Scales::F32 => code * float(((unit * TILE + r) * per_row + group) * 4),
@@ -441,6 +525,7 @@ mod tests {
                 let at = (unit * TILE + r) * per_row * 2 + group;
                 code * float(at * 4) + float((at + per_row) * 4)
             }
+            Scales::Row => unreachable!("floats have a reader of their own"),
         }
     }
 
@@ -470,7 +555,7 @@ mod tests {
             };
             let (a, b) = (rows(21), rows(5));
             let parts = [Rows { dtype, n: 21, bytes: &a }, Rows { dtype, n: 5, bytes: &b }];
-            let packed = pack(kind, k, &parts, 3);
+            let packed = pack(kind, k, &parts, false, 3);
             assert_eq!(packed.tiles, 3);
             for (first, n, bytes) in [(0, 21, &a), (32, 5, &b)] {
                 let mut want = vec![0f32; n * k];
@@ -485,6 +570,59 @@ mod tests {
                 assert_eq!(element(kind, &packed, 0, packed.chunks * kind.chunk() - 1), 0.0);
             }
             assert_eq!(element(kind, &packed, 30, 0), 0.0, "{dtype}");
+        }
+    }
+
+    /// Reads element (row, column) of float weights back.
+    fn float_element(kind: Kind, p: &Packed, row: usize, column: usize) -> f32 {
+        let (tile, r) = (row / TILE, row % TILE);
+        let (chunk, within) = (column / kind.chunk(), column % kind.chunk());
+        let record = &p.bytes[(tile * p.chunks + chunk) * kind.record()..];
+        let lane = r % 8 * 4 + within % 16 / 4;
+        let within_lane = (within % 4 / 2 * 2 + r / 8) * 4 + within % 2 * 2;
+        let half = |plane: usize| {
+            let unit = within / UNIT * kind.planes + plane;
+            let at = ((unit * 4 + within % UNIT / 16) * 32 + lane) * 16 + within_lane;
+            f16::from_le_bytes([record[at], record[at + 1]]).to_f32()
+        };
+        (0..kind.planes).map(half).sum::<f32>() * p.row_scales[row]
+    }
+
+    #[test]
+    fn packed_floats_are_the_floats() {
+        // Powers of two and halves of them, over a wide range.
+        let value = |i: usize| {
+            let sign = if i % 3 == 0 { -1.0 } else { 1.0 };
+            sign * (1.0 + (i % 8) as f32 / 8.0) * 2f32.powi((i * 7 % 25) as i32 - 12)
+        };
+        let (n, k) = (19, 150);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let kind = Kind::of(dtype).unwrap();
+            let bytes = |first: usize| -> Vec<u8> {
+                let values = (first..first + n * k).map(value);
+                match dtype {
+                    DType::F32 => values.flat_map(|v| v.to_le_bytes()).collect(),
+                    DType::BF16 => values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
+                    _ => values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+                }
+            };
+            let (a, b) = (bytes(0), bytes(1000));
+            let parts = [Rows { dtype, n, bytes: &a }, Rows { dtype, n, bytes: &b }];
+            for paired in [false, true] {
+                let packed = pack(kind, k, &parts, paired, 2);
+                assert_eq!(packed.tiles, 4);
+                for (part, first) in [(0, 0), (1, 1000)] {
+                    for i in 0..n * k {
+                        let (row, column) = (i / k, i % k);
+                        let tile = match paired {
+                            false => part * 2 + row / TILE,
+                            true => row / TILE * 2 + part,
+                        };
+                        let got = float_element(kind, &packed, tile * TILE + row % TILE, column);
+                        assert_eq!(got, value(first + i), "{dtype} {row} {column} {paired}");
+                    }
+                }
+            }
         }
     }
 }

@@ -12,10 +12,10 @@ use cyb_tensor::DType;
 use crate::attention::{self, Attention};
 use crate::driver::{CudaError, Gpu, Memory};
 use crate::elementwise::{self, Small};
-use crate::fold::fold;
+use crate::fold::{Folded, fold};
 use crate::linear::{self, Linear};
 use crate::modules::Modules;
-use crate::op::{Build, Device, MAX_RANK, Op, Operand, Row, Weights};
+use crate::op::{Before, Build, Device, MAX_RANK, Op, Operand, Row, Weights};
 use crate::session::CudaSession;
 
 /// Every kernel. Adding one is a row in its file.
@@ -203,11 +203,31 @@ impl Making<'_> {
     }
 }
 
+/// Fails before anything is loaded when the weights cannot fit.
+fn check_room(device: &Device, graph: &Graph) -> Result<(), ExecError> {
+    let tensors = graph.value_ids().filter_map(|v| graph.tensor(v));
+    let bytes: usize = tensors.map(|t| t.bytes().as_slice().len()).sum();
+    let free = device.gpu.free_memory()?;
+    if bytes <= free {
+        return Ok(());
+    }
+    let gb = |n: usize| n as f64 / 1e9;
+    Err(ExecError::Step {
+        step: "loading to the GPU".into(),
+        why: format!(
+            "{:.1} GB of weights, {:.1} GB of memory free; put fewer layers there (--gpu-layers)",
+            gb(bytes),
+            gb(free)
+        ),
+    })
+}
+
 fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepared, ExecError> {
     device.gpu.enter()?;
+    check_room(device, &graph)?;
     let symbols = Symbols::of(&graph);
     let (_, live) = graph.live();
-    let folds = fold(&graph, &live);
+    let folds = fold(&graph, &live, mode == PlanMode::WriteNewOnly);
     let mut m = Making {
         graph: &graph,
         device,
@@ -265,6 +285,15 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
         let mut writes: Vec<ValueId> = node.outputs.clone();
         let before =
             folds.before.get(&node.inputs[0]).filter(|_| node.op.name().starts_with("linear"));
+        // The activation that the step before has taken over.
+        let gated = Folded { before: Before::Plain, x: node.inputs[0], other: None };
+        let before = before.or(folds.gated.contains(&index).then_some(&gated));
+        let paired = folds.paired.get(&index).copied();
+        if paired.is_some() {
+            for v in writes.drain(1..) {
+                m.places.insert(v, Place::Nowhere);
+            }
+        }
         let rope = folds.attention.get(&index);
         if let Some(before) = before {
             reads[0] = before.x;
@@ -286,7 +315,7 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
             Build { graph: &graph, device, weights: &mut m.weights, label: &node.label };
         let op: Box<dyn Op> = match node.op.name() {
             "linear" | "linear_add" | "linear_many" | "gated_linear" => {
-                Box::new(Linear::build(&mut build, node, before)?)
+                Box::new(Linear::build(&mut build, node, before, paired)?)
             }
             "sdpa_paged" => {
                 let rope = rope.map(|r| &graph.nodes[r.rope]);

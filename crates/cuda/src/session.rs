@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use cyb_exec::{ExecError, Lifetime, MemoryUse, Observer, Session, StateId, StepTime, plan_arena};
 
-use crate::driver::{Graph, Launch, Memory, Pinned, Stream};
+use cyb_tensor::DType;
+
+use crate::driver::{Function, Graph, Launch, Memory, Parameter, Pinned, Stream};
 use crate::op::{Needs, Operand, Scratch};
 use crate::program::{Place, Prepared};
 
@@ -30,6 +32,9 @@ pub(crate) struct CudaSession {
     /// Where each input begins under the present binding, and the end of all.
     input_offsets: Vec<usize>,
     outputs: Vec<Pinned>,
+    /// Outputs of the last run that have been copied.
+    fetched: Vec<bool>,
+    best: Best,
     /// Offset of each buffer in the arena.
     offsets: Vec<usize>,
     values: Vec<Operand>,
@@ -45,6 +50,40 @@ pub(crate) struct CudaSession {
     timed: bool,
     /// Last, so that the stream outlives what its work uses.
     stream: Stream,
+}
+
+/// The places of the largest elements of an output's rows.
+struct Best {
+    function: Function,
+    /// Keys of rows, then counts of blocks that have arrived.
+    keys: Memory,
+    ids: Memory,
+    host: Pinned,
+    found: Vec<u32>,
+    /// Rows that there is memory for.
+    room: usize,
+    /// Rows that have been looked for in the last run, and the output.
+    rows: usize,
+    of: usize,
+    /// The output that was asked for after the last run.
+    wanted: Option<usize>,
+}
+
+impl Best {
+    fn new(program: &Prepared) -> Result<Best, ExecError> {
+        let gpu = &program.device.gpu;
+        Ok(Best {
+            function: program.device.function("elementwise", "largest")?,
+            keys: gpu.allocate(0)?,
+            ids: gpu.allocate(0)?,
+            host: gpu.pinned(0)?,
+            found: Vec::new(),
+            room: 0,
+            rows: 0,
+            of: 0,
+            wanted: None,
+        })
+    }
 }
 
 impl std::fmt::Debug for CudaSession {
@@ -77,6 +116,8 @@ impl CudaSession {
             inputs: gpu.allocate(0)?,
             input_offsets: Vec::new(),
             outputs: Vec::new(),
+            fetched: vec![false; program.outputs.len()],
+            best: Best::new(&program)?,
             offsets: Vec::new(),
             values: Vec::new(),
             launches: Vec::new(),
@@ -147,12 +188,50 @@ impl CudaSession {
         Ok(self.stream.send(&self.staging, &self.inputs, bytes)?)
     }
 
-    fn fetch_outputs(&self) -> Result<(), ExecError> {
-        for (pinned, &value) in self.outputs.iter().zip(&self.program.outputs) {
-            let value = &self.values[value];
-            self.stream.fetch(value.address, pinned, value.bytes)?;
+    /// Output number `index`, which is copied when it is first asked for: logits of many sequences
+    /// take longer on their way than a step of a small model.
+    fn fetch_output(&mut self, index: usize) -> Result<(), ExecError> {
+        if !self.fetched[index] {
+            let value = &self.values[self.program.outputs[index]];
+            self.program.device.gpu.enter()?;
+            self.stream.fetch(value.address, &self.outputs[index], value.bytes)?;
+            self.stream.wait()?;
+            self.fetched[index] = true;
         }
-        Ok(self.stream.wait()?)
+        Ok(())
+    }
+
+    /// Queues the search for the largest element in each row of an output.
+    fn find_largest(&mut self, index: usize) -> Result<(), ExecError> {
+        let value = &self.values[self.program.outputs[index]];
+        let (rows, width) = (value.rows(), value.width());
+        let best = &mut self.best;
+        if rows > best.room {
+            let gpu = &self.program.device.gpu;
+            self.stream.wait()?;
+            best.keys = gpu.zeroed(rows * 12, &self.stream)?;
+            best.ids = gpu.allocate(rows * 4)?;
+            best.host = gpu.pinned(rows * 4)?;
+            best.found.resize(rows, 0);
+            best.room = rows;
+        }
+        let launch = Launch {
+            function: best.function,
+            grid: (width.div_ceil(256 * 4).clamp(1, 128) as u32, rows as u32, 1),
+            block: 256,
+            shared: 0,
+            parameters: vec![
+                Parameter::address(value.address),
+                Parameter::address(best.keys.at(0)),
+                Parameter::address(best.keys.at(best.room * 8)),
+                Parameter::address(best.ids.at(0)),
+                Parameter::int(width),
+            ],
+        };
+        self.stream.launch(&launch, false)?;
+        self.stream.fetch(best.ids.at(0), &best.host, rows * 4)?;
+        (best.rows, best.of) = (rows, index);
+        Ok(())
     }
 
     fn run_steps(&mut self) -> Result<(), ExecError> {
@@ -271,15 +350,23 @@ impl Session for CudaSession {
 
     fn run(&mut self) -> Result<(), ExecError> {
         self.program.device.gpu.enter()?;
+        self.fetched.fill(false);
+        self.best.rows = 0;
         self.send_inputs()?;
         self.run_steps()?;
-        self.fetch_outputs()
+        // Whoever asked after the run before will ask again.
+        if let Some(index) = self.best.wanted.take() {
+            self.find_largest(index)?;
+        }
+        Ok(self.stream.wait()?)
     }
 
     fn run_traced(&mut self, observer: &mut dyn Observer) -> Result<(), ExecError> {
         let program = self.program.clone();
         let gpu = &program.device.gpu;
         gpu.enter()?;
+        self.fetched.fill(false);
+        self.best.rows = 0;
         self.send_inputs()?;
         for (number, step) in program.steps.iter().enumerate() {
             self.queue(self.starts[number]..self.starts[number + 1])?;
@@ -296,12 +383,32 @@ impl Session for CudaSession {
             let seen: Vec<&[u8]> = bytes.iter().map(Pinned::as_slice).collect();
             observer.step(&step.info, &seen[..step.inputs], &seen[step.inputs..]);
         }
-        self.fetch_outputs()
+        Ok(())
     }
 
     fn output(&mut self, index: usize) -> Result<&[u8], ExecError> {
+        self.fetch_output(index)?;
         let bytes = self.values[self.program.outputs[index]].bytes;
         Ok(&self.outputs[index].as_slice()[..bytes])
+    }
+
+    fn largest(&mut self, index: usize) -> Result<Option<&[u32]>, ExecError> {
+        let value = &self.values[self.program.outputs[index]];
+        if value.dtype != Some(DType::F32) || value.bytes == 0 {
+            return Ok(None);
+        }
+        let rows = value.rows();
+        if self.best.rows != rows || self.best.of != index {
+            self.program.device.gpu.enter()?;
+            self.find_largest(index)?;
+            self.stream.wait()?;
+        }
+        let best = &mut self.best;
+        best.wanted = Some(index);
+        for (to, from) in best.found.iter_mut().zip(best.host.as_slice().chunks_exact(4)) {
+            *to = u32::from_ne_bytes([from[0], from[1], from[2], from[3]]);
+        }
+        Ok(Some(&best.found[..rows]))
     }
 
     fn output_shape(&self, index: usize) -> Vec<usize> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cyb_sample::{
-    Constraint, Logprobs, ParamError, SampleError, Sampler, SamplingParams, Workspace,
+    Constraint, Logprobs, ParamError, SampleError, Sampled, Sampler, SamplingParams, Workspace,
 };
 
 use crate::plan::StepPlan;
@@ -24,7 +24,19 @@ pub trait Stepper {
     fn step(&mut self, plan: &StepPlan) -> Result<(), StepError>;
 
     /// The logits of one of the latest step's rows, in `0..plan.n_logits()`; `vocab` numbers.
-    fn logits(&self, row: usize) -> &[f32];
+    ///
+    /// # Errors
+    /// They cannot be had from where they were computed.
+    fn logits(&mut self, row: usize) -> Result<&[f32], StepError>;
+
+    /// The first token with the highest logit of such a row, where that is known without the logits
+    /// coming here and all of them are numbers below infinity.
+    ///
+    /// # Errors
+    /// As [`Stepper::logits`].
+    fn best(&mut self, _row: usize) -> Result<Option<u32>, StepError> {
+        Ok(None)
+    }
 }
 
 /// Why a step failed.
@@ -139,6 +151,13 @@ pub enum SequenceError {
     /// No token could be taken.
     #[error(transparent)]
     Sample(#[from] SampleError),
+}
+
+impl From<StepError> for SequenceError {
+    fn from(error: StepError) -> SequenceError {
+        let (StepError::Row { message, .. } | StepError::Step(message)) = error;
+        SequenceError::Step(message)
+    }
 }
 
 /// What the receiver of a token wants.
@@ -292,10 +311,21 @@ impl<M: Stepper> Engine<M> {
         // Absent: it ended with an earlier row of this step.
         let Some(live) = self.live.get_mut(&seq) else { return };
         let position = self.scheduler.n_tokens(seq);
-        let logits = self.model.logits(logits_row);
-        let sampled = match live.sampler.sample(logits, position, &mut self.workspace) {
+        let model = &mut self.model;
+        let best = match live.sampler.takes_best() {
+            true => model.best(logits_row),
+            false => Ok(None),
+        };
+        let sampled = match best {
+            Ok(Some(token)) => Ok(Sampled { token, logprobs: None }),
+            Ok(None) => model.logits(logits_row).map_err(SequenceError::from).and_then(|logits| {
+                Ok(live.sampler.sample(logits, position, &mut self.workspace)?)
+            }),
+            Err(error) => Err(error.into()),
+        };
+        let sampled = match sampled {
             Ok(sampled) => sampled,
-            Err(error) => return self.finish(seq, FinishReason::Failed(error.into()), receive),
+            Err(error) => return self.finish(seq, FinishReason::Failed(error), receive),
         };
         if live.eos.contains(&sampled.token) {
             return self.finish(seq, FinishReason::Eos(sampled.token), receive);

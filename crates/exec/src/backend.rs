@@ -123,6 +123,13 @@ pub trait Session: Send + fmt::Debug {
     /// The bytes of output number `index` of the last run.
     fn output(&mut self, index: usize) -> Result<&[u8], ExecError>;
 
+    /// The place of the largest element in each row of output number `index` of the last run, the
+    /// first of several; `u32::MAX` for rows with a NaN or plus infinity. None where the device has no
+    /// better way than to give the output.
+    fn largest(&mut self, _index: usize) -> Result<Option<&[u32]>, ExecError> {
+        Ok(None)
+    }
+
     /// The resolved shape of output number `index`.
     fn output_shape(&self, index: usize) -> Vec<usize>;
 

@@ -20,6 +20,9 @@ pub struct PrepareOptions {
     pub mode: PlanMode,
     /// Whether the graph is spelled in small operations and must be searched for jets.
     pub foreign: bool,
+    /// How many layers may run on the first backend; what comes after them runs on the last. A node
+    /// says its layer by a label that begins with `blk.` and a number. `None` for all.
+    pub device_layers: Option<usize>,
 }
 
 /// Where a node runs.
@@ -79,7 +82,7 @@ impl Executor {
         options: PrepareOptions,
     ) -> Result<Executor, ExecError> {
         let (graph, passes) = optimize(graph, backends, options.foreign)?;
-        let places = place(&graph, backends)?;
+        let places = place(&graph, backends, options.device_layers)?;
         let cuts = Cuts::new(&graph, &places);
         let symbols = Symbols::of(&graph);
         let input_index: HashMap<ValueId, usize> =
@@ -255,6 +258,12 @@ impl Running {
         self.sessions[end.segment].output(end.index)
     }
 
+    /// As [`Session::largest`].
+    pub fn largest(&mut self, index: usize) -> Result<Option<&[u32]>, ExecError> {
+        let (_, end) = self.executor.outputs[index];
+        self.sessions[end.segment].largest(end.index)
+    }
+
     pub fn output_shape(&self, index: usize) -> Vec<usize> {
         let (_, end) = &self.executor.outputs[index];
         self.sessions[end.segment].output_shape(end.index)
@@ -299,8 +308,18 @@ impl Running {
     }
 }
 
+/// The layer that a label names.
+fn layer_of(label: &str) -> Option<usize> {
+    label.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
 /// The backend of every node.
-fn place(graph: &Graph, backends: &[Arc<dyn Backend>]) -> Result<Vec<usize>, ExecError> {
+fn place(
+    graph: &Graph,
+    backends: &[Arc<dyn Backend>],
+    device_layers: Option<usize>,
+) -> Result<Vec<usize>, ExecError> {
+    let mut past = device_layers == Some(0);
     let mut by_state: HashMap<ValueId, usize> = HashMap::new();
     let mut state_of: HashMap<ValueId, ValueId> = graph.states().map(|(_, v)| (v, v)).collect();
     let mut places = Vec::with_capacity(graph.nodes.len());
@@ -308,7 +327,9 @@ fn place(graph: &Graph, backends: &[Arc<dyn Backend>]) -> Result<Vec<usize>, Exe
         let call = Call::of(graph, node);
         let state = node.inputs.iter().find_map(|v| state_of.get(v).copied());
         let has_kernel = |b: &&usize| backends[**b].kernel(&call).is_some();
-        let all: Vec<usize> = (0..backends.len()).collect();
+        past |= device_layers.zip(layer_of(&node.label)).is_some_and(|(n, layer)| layer >= n);
+        let first = if past { backends.len().saturating_sub(1) } else { 0 };
+        let all: Vec<usize> = (first..backends.len()).collect();
         let atoms = |b: &&usize| backends[**b].runs_atoms();
         let chosen = state
             .and_then(|s| by_state.get(&s).copied())

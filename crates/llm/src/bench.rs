@@ -187,6 +187,11 @@ impl Bench<'_> {
                 self.plan.logits_starts.push(row as u32 + 1);
             }
             self.step()?;
+            // What a server needs of a step: each sequence's next token.
+            for row in 0..self.batch {
+                let next = self.stepper.best(row);
+                next.map_err(|error| Error::Value { what: "step", why: error.to_string() })?;
+            }
         }
         Ok(())
     }

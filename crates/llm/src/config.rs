@@ -14,6 +14,9 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Where to compute.
     pub backend: BackendKind,
+    /// How many of a text model's layers run on a graphics processor, the others and the output head
+    /// on the processor; `None` for all.
+    pub gpu_layers: Option<usize>,
     /// How keys and values of past tokens are stored: `F32`, `F16`, `BF16`, `Q8_0` or `Q4_0`.
     pub kv_type: DType,
     /// Where models are looked for by name; `None` for [`crate::default_models_dir`].
@@ -38,6 +41,7 @@ impl Config {
         Config {
             threads: None,
             backend: BackendKind::Auto,
+            gpu_layers: None,
             kv_type: DType::F16,
             models_dir: None,
             context: None,

@@ -1,6 +1,5 @@
 //! A model as a function of named tensors, with the names of the reference implementation.
 
-use cyb_engine::Stepper;
 use cyb_models::Head;
 use cyb_tensor::{DType, Tensor};
 use indexmap::IndexMap;
@@ -198,7 +197,7 @@ impl Model {
                 &mut |s, at, n| {
                     for i in 0..n {
                         let place = base + at + i;
-                        logits[place * vocab..][..vocab].copy_from_slice(s.logits(i));
+                        logits[place * vocab..][..vocab].copy_from_slice(score::logits(s, i)?);
                         if let Some(state) = s.hidden(i)? {
                             states.resize(batch.ids.len() * hidden, 0.0);
                             states[place * hidden..][..hidden].copy_from_slice(&state);

@@ -178,7 +178,11 @@ impl Model {
             .transpose()?;
         let executor = match &pictures {
             Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
-            _ => Arc::new(Executor::prepare(built.graph, backends, PrepareOptions::default())?),
+            _ => {
+                let layers = config.gpu_layers;
+                let options = PrepareOptions { device_layers: layers, ..Default::default() };
+                Arc::new(Executor::prepare(built.graph, backends, options)?)
+            }
         };
         let inner = |executor: Arc<Executor>, load_ms: f64, driver: Driver| Inner {
             id,

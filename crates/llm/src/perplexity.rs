@@ -5,7 +5,6 @@
 //! and the tokens after the first half are predicted, so that each has at least half a window
 //! before it. The result is the exponential of the mean negative log-likelihood.
 
-use cyb_engine::Stepper;
 use cyb_text::EncodeOptions;
 
 use crate::stepper::StepLimits;
@@ -78,7 +77,7 @@ impl Model {
                 cancel,
                 &mut |s, at, n| {
                     for row in 0..if at < first { 0 } else { n } {
-                        sum += surprise(s.logits(row), window[at + row + 1]);
+                        sum += surprise(score::logits(s, row)?, window[at + row + 1]);
                         count += 1;
                     }
                     Ok(())

@@ -69,3 +69,8 @@ pub(crate) fn fill_plan(plan: &mut StepPlan, ids: &[u32], at: usize, block: usiz
     plan.logits_starts.clear();
     plan.logits_starts.extend([0, plan.logits_tokens.len() as u32]);
 }
+
+/// A row of the latest step's logits.
+pub(crate) fn logits(stepper: &mut ModelStepper, row: usize) -> Result<&[f32], Error> {
+    stepper.logits(row).map_err(|error| Error::Value { what: "logits", why: error.to_string() })
+}

@@ -1,7 +1,7 @@
 //! The engine's model: a step plan bound to the inputs of a prepared graph.
 //!
-//! A step allocates nothing once the limits have been reached: inputs are filled in place and the
-//! logits are copied into memory that is kept.
+//! A step allocates nothing once the limits have been reached: inputs are filled in place and logits
+//! are read where the backend has them.
 
 use std::sync::Arc;
 
@@ -48,7 +48,8 @@ pub struct ModelStepper {
     bound: Vec<usize>,
     vocab: usize,
     hidden_size: usize,
-    logits: Vec<f32>,
+    /// Rows of logits of the latest step.
+    rows: usize,
 }
 
 /// Where a decoder's inputs, outputs and symbols are in its executor.
@@ -114,8 +115,7 @@ impl ModelStepper {
         let mut bound = vec![1; executor.symbols().len()];
         ports.set(&mut bound, &limits);
         let running = executor.start(&bound)?;
-        let logits = Vec::with_capacity(limits.logits.saturating_mul(vocab));
-        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, logits })
+        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, rows: 0 })
     }
 
     /// The sizes that there is memory for.
@@ -165,7 +165,8 @@ impl ModelStepper {
         };
         self.reserve(sizes)?;
         self.ports.set(&mut self.bound, &sizes);
-        let Ports { tokens, positions, slots, rows, tables, logit_rows, logits, .. } = self.ports;
+        let Ports { tokens, positions, slots, rows, tables, logit_rows, .. } = self.ports;
+        self.rows = 0;
         self.running.bind(&self.bound)?;
         for (port, values) in [
             (tokens, &plan.tokens),
@@ -178,14 +179,7 @@ impl ModelStepper {
             self.running.input(port, &mut |bytes| fill(bytes, values));
         }
         self.running.run()?;
-        self.logits.clear();
-        if plan.n_logits() > 0 {
-            let bytes = self.running.output(logits)?;
-            match bytemuck::try_cast_slice::<u8, f32>(bytes) {
-                Ok(values) => self.logits.extend_from_slice(values),
-                Err(_) => self.logits.extend(floats(bytes)),
-            }
-        }
+        self.rows = plan.n_logits();
         Ok(())
     }
 }
@@ -211,9 +205,24 @@ impl Stepper for ModelStepper {
         self.compute(plan).map_err(|error| StepError::Step(error.to_string()))
     }
 
-    fn logits(&self, row: usize) -> &[f32] {
+    fn logits(&mut self, row: usize) -> Result<&[f32], StepError> {
         // The engine asks for rows of the plan only; an absent one reads as no logits at all.
+        if row >= self.rows {
+            return Ok(&[]);
+        }
+        let fail = |error: &dyn std::fmt::Display| StepError::Step(error.to_string());
+        let bytes = self.running.output(self.ports.logits).map_err(|error| fail(&error))?;
+        let values = bytemuck::try_cast_slice::<u8, f32>(bytes).map_err(|error| fail(&error))?;
         let from = row.saturating_mul(self.vocab);
-        self.logits.get(from..from.saturating_add(self.vocab)).unwrap_or(&[])
+        Ok(values.get(from..from.saturating_add(self.vocab)).unwrap_or(&[]))
+    }
+
+    fn best(&mut self, row: usize) -> Result<Option<u32>, StepError> {
+        if row >= self.rows {
+            return Ok(None);
+        }
+        let best = self.running.largest(self.ports.logits);
+        let best = best.map_err(|error| StepError::Step(error.to_string()))?;
+        Ok(best.and_then(|best| best.get(row).copied()).filter(|&token| token != u32::MAX))
     }
 }

@@ -29,14 +29,14 @@ impl Stepper for Recorder {
         for row in 0..plan.n_seqs() {
             for logits in plan.logits_of(row) {
                 let position = plan.positions[plan.logits_tokens[logits] as usize];
-                let bits = self.stepper.logits(logits).iter().map(|logit| logit.to_bits());
+                let bits = self.stepper.logits(logits)?.iter().map(|logit| logit.to_bits());
                 self.seen.insert((plan.seqs[row], position), bits.collect());
             }
         }
         Ok(())
     }
 
-    fn logits(&self, row: usize) -> &[f32] {
+    fn logits(&mut self, row: usize) -> Result<&[f32], StepError> {
         self.stepper.logits(row)
     }
 }

@@ -86,6 +86,17 @@ impl Sampler {
         self.seed
     }
 
+    /// Whether the next token is the one with the highest logit and nothing else is asked: who knows
+    /// it need not call [`Sampler::sample`].
+    pub fn takes_best(&self) -> bool {
+        let SamplingParams { temperature, logprobs, logit_bias, .. } = &self.params;
+        !temperature.recip().is_finite()
+            && logprobs.is_none()
+            && logit_bias.is_empty()
+            && self.history.is_none()
+            && self.constraint.is_none()
+    }
+
     /// Takes the token for `position`, its index in the sequence with the prompt counted, and adds
     /// it to the history. `logits` has one number for each token of the vocabulary.
     ///

@@ -1,0 +1,287 @@
+// Causal attention over f16 keys and values in pool blocks, a token at a time, on the tensor cores.
+//
+// A block does one token, up to four query heads of one key head, and one split of the context. A
+// warp does 32 of its positions. Queries and weights are split in two f16 each, high and low, in
+// neighbouring columns of the second operand, so that the products are as exact as with f32. Keys
+// and values come from global memory in the order of the operands: which column of a product is
+// which element of a head does not matter as long as both sides agree.
+//
+// Splits start at multiples of SPLIT positions, each with a softmax of its own; the block that ends
+// last merges them in their order. So a token's result depends on its own sequence only.
+//
+// With ALONE the step has one token: its query and key are turned and its key and value stored here
+// too, and keys of earlier steps are loaded while the kernel before still runs.
+
+#include "paged.cuh"
+#include "rope.cuh"
+
+#define SPLIT 256
+#define THREADS 256
+#define HEADS 4
+
+struct Fresh {
+    const float *q, *k, *v; // before turning: [heads, D], [groups, D] twice
+    const int *slots;       // [1]
+};
+
+__device__ __forceinline__ void multiply(float d[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint4 eight(const void *pool, u64 at) {
+    return *(const uint4 *)((const u16 *)pool + at);
+}
+
+__device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+__device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
+// The value itself in even columns, what f16 leaves of it in odd ones.
+__device__ __forceinline__ float part_of(float x, int odd) {
+    return odd ? x - half_to_float(float_to_half(x)) : x;
+}
+
+template <int D, bool ALONE>
+__device__ __forceinline__ void attend(const Paged &p, const Rope &rope, const Fresh &fresh) {
+    const int stride = D + 8;
+    __shared__ __align__(16) u16 queries[2 * HEADS * stride];
+    __shared__ __align__(16) u16 new_key[D], new_value[D];
+    __shared__ __align__(16) float turned[(HEADS + 1) * D];
+    __shared__ __align__(16) float parts[8][HEADS][D];
+    __shared__ float tops[8][HEADS], sums[8][HEADS], all_top[HEADS], all_sum[HEADS];
+    __shared__ bool last_one;
+    if (!ALONE) wait_for_previous();
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    int per_group = p.heads / p.groups, sets = (per_group + HEADS - 1) / HEADS;
+    int split = blockIdx.x, group = blockIdx.y / sets, set = blockIdx.y % sets;
+    int local_token = blockIdx.z, token = p.first_token + local_token;
+    int head0 = group * per_group + set * HEADS, heads = min(HEADS, per_group - set * HEADS);
+    int position = p.positions[token], row = p.rows[token];
+    int first = p.window && position >= p.window ? position + 1 - p.window : 0;
+    int begin = max(split * SPLIT, first), end = min((split + 1) * SPLIT, position + 1);
+    bool active = begin < end && row >= 0 && row < p.sequences && position < p.blocks * p.block;
+    bool stores = ALONE && split == 0 && set == 0;
+    int new_slot = ALONE ? fresh.slots[0] : -1;
+    bool known = new_slot >= 0 && new_slot < p.n_slots;
+
+    // The slot of position 32 * warp + lane; those not seen are another's.
+    int base = split * SPLIT + warp * 32, slot = 0;
+    if (active) {
+        int at = min(max(base + lane, begin), end - 1);
+        slot = p.tables[(u64)row * p.blocks + at / p.block] * p.block + at % p.block;
+        slot = min(max(slot, 0), p.n_slots - 1);
+    }
+    bool busy = active && base < end && base + 32 > begin;
+    uint4 k[2][2][D / 32];
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int here = __shfl_sync(FULL, slot, s * 16 + g + 8 * r);
+            u64 from = ((u64)here * p.groups + group) * D + t * 8;
+#pragma unroll
+            for (int i = 0; i < D / 32; i++)
+                k[s][r][i] = busy ? eight(p.keys, from + i * 32) : make_uint4(0, 0, 0, 0);
+        }
+    if (ALONE) {
+        wait_for_previous();
+        if (!active && !stores) return;
+        // The key is turned like one more head.
+        turn(rope, 0, fresh.q + (u64)head0 * D, fresh.k + (u64)group * D, turned, heads + 1, D);
+        for (int i = threadIdx.x; i < D; i += THREADS)
+            new_value[i] = float_to_half(fresh.v[(u64)group * D + i]);
+    } else {
+        if (!active) return;
+        for (int i = threadIdx.x; i < heads * D; i += THREADS)
+            turned[i] = p.q[((u64)token * p.heads + head0) * D + i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < HEADS * D; i += THREADS) {
+        int h = i / D, column = i % D;
+        float x = h < heads ? turned[i] * p.scale : 0.0f;
+        queries[2 * h * stride + column] = float_to_half(x);
+        queries[(2 * h + 1) * stride + column] = float_to_half(part_of(x, 1));
+        if (ALONE && i < D) {
+            new_key[i] = float_to_half(turned[heads * D + i]);
+            if (stores && known) {
+                u64 to = ((u64)new_slot * p.groups + group) * D + i;
+                ((u16 *)p.keys)[to] = new_key[i], ((u16 *)p.values)[to] = new_value[i];
+            }
+        }
+    }
+    if (!active) return;
+    __syncthreads();
+
+    // Scores of head t: positions g and g + 8 of both steps.
+    float score[2][2];
+    uint4 v[2][4][D / 64];
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        if (ALONE && known) {
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (__shfl_sync(FULL, slot, s * 16 + g + 8 * r) == new_slot) {
+#pragma unroll
+                    for (int i = 0; i < D / 32; i++) k[s][r][i] = *(const uint4 *)(new_key + i * 32 + t * 8);
+                }
+        }
+        float d[4] = {};
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            uint4 q = *(const uint4 *)(queries + g * stride + i * 32 + t * 8);
+            const uint4 &a = k[s][0][i], &b = k[s][1][i];
+            multiply(d, a.x, b.x, a.y, b.y, q.x, q.y);
+            multiply(d, a.z, b.z, a.w, b.w, q.z, q.w);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float x = d[2 * r] + d[2 * r + 1];
+            if (p.softcap > 0.0f) x = p.softcap * tanhf(x / p.softcap);
+            int at = base + s * 16 + g + 8 * r;
+            score[s][r] = at >= begin && at < end ? x : -INFINITY;
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            int here = __shfl_sync(FULL, slot, s * 16 + 2 * t + (c & 1) + (c >> 1) * 8);
+            u64 from = ((u64)here * p.groups + group) * D + g * 8;
+#pragma unroll
+            for (int i = 0; i < D / 64; i++) {
+                v[s][c][i] = busy ? eight(p.values, from + i * 64) : make_uint4(0, 0, 0, 0);
+                if (ALONE && known && here == new_slot)
+                    v[s][c][i] = *(const uint4 *)(new_value + i * 64 + g * 8);
+            }
+        }
+    }
+    float top = fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+    for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, step));
+    float sum = 0.0f;
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            score[s][r] = top == -INFINITY ? 0.0f : expf(score[s][r] - top);
+            sum += score[s][r];
+        }
+    for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(FULL, sum, step);
+    if (g == 0) tops[warp][t] = top, sums[warp][t] = sum;
+
+    float out[D / 16][4];
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        int from = 8 * t + g / 2, odd = g & 1; // lane of position 2t and this column's head
+        float w0 = part_of(__shfl_sync(FULL, score[s][0], from), odd);
+        float w1 = part_of(__shfl_sync(FULL, score[s][0], from + 4), odd);
+        float w2 = part_of(__shfl_sync(FULL, score[s][1], from), odd);
+        float w3 = part_of(__shfl_sync(FULL, score[s][1], from + 4), odd);
+        u32 b0 = pack_halves(w0, w1), b1 = pack_halves(w2, w3);
+#pragma unroll
+        for (int i = 0; i < D / 64; i++) {
+            const uint4 &x0 = v[s][0][i], &x1 = v[s][1][i], &x2 = v[s][2][i], &x3 = v[s][3][i];
+#define PAIR(e, word)                                                                            \
+    multiply(out[i * 4 + e], low_halves(x0.word, x1.word), high_halves(x0.word, x1.word),         \
+             low_halves(x2.word, x3.word), high_halves(x2.word, x3.word), b0, b1);
+            PAIR(0, x) PAIR(1, y) PAIR(2, z) PAIR(3, w)
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float *o = out[i * 4 + e];
+            *(float2 *)&parts[warp][t][i * 64 + g * 8 + 2 * e] = make_float2(o[0] + o[1], o[2] + o[3]);
+        }
+    __syncthreads();
+    bool alone = first / SPLIT == position / SPLIT;
+    int splits = gridDim.x;
+    // [local tokens, heads, splits, D], then tops and sums [.., 2].
+    float *partials = p.partials + ((u64)local_token * p.heads + head0) * splits * D;
+    float2 *stats = (float2 *)(p.partials + (u64)gridDim.z * p.heads * splits * D) +
+                    ((u64)local_token * p.heads + head0) * splits;
+    for (int i = threadIdx.x; i < heads * D; i += THREADS) {
+        int h = i / D, column = i % D;
+        float most = tops[0][h], total = 0.0f, value = 0.0f;
+        for (int w = 1; w < 8; w++) most = fmaxf(most, tops[w][h]);
+        if (alone && p.sinks) most = fmaxf(most, p.sinks[head0 + h]);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            float back = expf(tops[w][h] - most);
+            total += sums[w][h] * back;
+            value += parts[w][h][column] * back;
+        }
+        if (alone) {
+            if (p.sinks) total += expf(p.sinks[head0 + h] - most);
+            p.out[((u64)token * p.heads + head0 + h) * D + column] = value / total;
+        } else {
+            partials[((u64)h * splits + split) * D + column] = value;
+            if (column == 0) stats[h * splits + split] = make_float2(most, total);
+        }
+    }
+    if (alone) return;
+
+    int first_split = first / SPLIT, last_split = position / SPLIT;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 *arrived = p.arrived + (u64)local_token * gridDim.y + blockIdx.y;
+        last_one = atomicAdd(arrived, 1u) == (u32)(last_split - first_split);
+        if (last_one) *arrived = 0;
+    }
+    __syncthreads();
+    if (!last_one) return;
+    __threadfence();
+    if (warp < heads) {
+        float most = p.sinks ? p.sinks[head0 + warp] : -INFINITY, total = 0.0f;
+        for (int s = first_split + lane; s <= last_split; s += WARP)
+            most = fmaxf(most, __ldcg(&stats[warp * splits + s].x));
+        for (int step = 16; step; step >>= 1) most = fmaxf(most, __shfl_xor_sync(FULL, most, step));
+        for (int s = first_split + lane; s <= last_split; s += WARP) {
+            float2 stat = __ldcg(&stats[warp * splits + s]);
+            total += stat.y * expf(stat.x - most);
+        }
+        for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(FULL, total, step);
+        if (p.sinks) total += expf(p.sinks[head0 + warp] - most);
+        if (lane == 0) all_top[warp] = most, all_sum[warp] = total;
+    }
+    __syncthreads();
+    // A thread has four columns of every `PARTS`-th split.
+    const int columns = HEADS * D / 4, PARTS = THREADS / columns;
+    int mine = threadIdx.x % columns, part = threadIdx.x / columns, h = mine / (D / 4);
+    float4 acc = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (h < heads) {
+        float most = all_top[h];
+        const float4 *from = (const float4 *)(partials + (u64)h * splits * D) + mine % (D / 4);
+#pragma unroll 8
+        for (int s = first_split + part; s <= last_split; s += PARTS) {
+            float back = expf(__ldcg(&stats[h * splits + s].x) - most);
+            float4 x = __ldcg(from + (u64)s * (D / 4));
+            acc.x += x.x * back, acc.y += x.y * back, acc.z += x.z * back, acc.w += x.w * back;
+        }
+    }
+    float4 *merged = (float4 *)parts;
+    merged[threadIdx.x] = acc;
+    __syncthreads();
+    if (part > 0 || h >= heads) return;
+    for (int other = 1; other < PARTS; other++) {
+        float4 x = merged[other * columns + mine];
+        acc.x += x.x, acc.y += x.y, acc.z += x.z, acc.w += x.w;
+    }
+    float total = all_sum[h];
+    *((float4 *)(p.out + ((u64)token * p.heads + head0 + h) * D) + mine % (D / 4)) =
+        make_float4(acc.x / total, acc.y / total, acc.z / total, acc.w / total);
+}
+
+#define ATTEND(d, blocks)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) attend_each_##d(Paged p) {     \
+        attend<d, false>(p, Rope(), Fresh());                                                    \
+    }                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) attend_alone_##d(              \
+        Paged p, Rope rope, Fresh fresh) {                                                       \
+        attend<d, true>(p, rope, fresh);                                                         \
+    }
+ATTEND(64, 2)
+ATTEND(128, 2)
+ATTEND(256, 1)
