@@ -555,10 +555,18 @@ impl fmt::Debug for Function {
 }
 
 impl Function {
-    /// Lets launches have up to `bytes` of dynamic shared memory.
+    /// Lets launches have at least up to `bytes` of dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: usize) -> Checked<()> {
         let attribute =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let mut now = 0;
+        // SAFETY: the function is loaded; the pointer is to a local.
+        check("cuFuncGetAttribute", unsafe {
+            sys::cuFuncGetAttribute(&mut now, attribute, self.0)
+        })?;
+        if usize::try_from(now).is_ok_and(|now| now >= bytes) {
+            return Ok(());
+        }
         // SAFETY: the function is loaded.
         check("cuFuncSetAttribute", unsafe {
             sys::cuFuncSetAttribute(self.0, attribute, bytes as i32)
