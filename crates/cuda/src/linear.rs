@@ -372,6 +372,7 @@ impl Linear {
     }
 
     /// The launches of `wide.cu`.
+    #[allow(clippy::too_many_arguments, reason = "what a launch is made of")]
     fn launch_wide(
         &self,
         m: &Matrix,

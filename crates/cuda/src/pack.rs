@@ -592,7 +592,7 @@ mod tests {
     fn packed_floats_are_the_floats() {
         // Powers of two and halves of them, over a wide range.
         let value = |i: usize| {
-            let sign = if i % 3 == 0 { -1.0 } else { 1.0 };
+            let sign = if i.is_multiple_of(3) { -1.0 } else { 1.0 };
             sign * (1.0 + (i % 8) as f32 / 8.0) * 2f32.powi((i * 7 % 25) as i32 - 12)
         };
         let (n, k) = (19, 150);
