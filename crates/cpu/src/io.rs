@@ -49,7 +49,7 @@ macro_rules! elements {
     };
 }
 
-elements! { f32 => F32, i32 => I32, i64 => I64, u8 => U8 }
+elements! { f32 => F32, f64 => F64, i32 => I32, i64 => I64, u8 => U8 }
 
 /// The operands of one step on one worker.
 pub(crate) struct Io<'a> {

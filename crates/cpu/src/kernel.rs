@@ -92,6 +92,9 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::linear::ROWS,
     kernels::normalization::ROWS,
     kernels::elementwise::ROWS,
+    kernels::chain::ROWS,
+    kernels::product::ROWS,
+    kernels::reduce::ROWS,
     kernels::views::ROWS,
     kernels::rope::ROWS,
     kernels::kv_cache::ROWS,
@@ -103,6 +106,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::pool::ROWS,
     kernels::resize::ROWS,
     kernels::softmax::ROWS,
+    kernels::sdpa::ROWS,
 ];
 
 /// The kernel for a call.

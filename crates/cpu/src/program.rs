@@ -20,6 +20,7 @@ use crate::atoms::Atoms;
 use crate::buffer::Buffer;
 use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
+use crate::kernels::chain::{ChainKernel, chains};
 use crate::team::{Team, TeamError, Worker};
 
 /// Elements up to which a light step is one worker's: about what is computed while workers wait for
@@ -130,6 +131,12 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
     let mut alive: Vec<(usize, usize)> = Vec::new();
     let mut states = Vec::new();
     let (live_values, live_nodes) = graph.live();
+    // A trace sees every value, so there each operation is a step of its own.
+    let chained = backend.kernels && mode == PlanMode::Reuse;
+    let (mut chains, inside) = match chained {
+        true => chains(&graph, &live_nodes, &|v| is_overwritten(&graph, v)),
+        false => (HashMap::new(), vec![false; graph.nodes.len()]),
+    };
 
     for v in graph.value_ids() {
         let value = graph.value(v);
@@ -168,11 +175,13 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         }
     }
     for (index, node) in graph.nodes.iter().enumerate() {
-        if !live_nodes[index] {
+        if !live_nodes[index] || inside[index] {
             continue;
         }
         let now = steps.len();
-        for v in &node.inputs {
+        let chain = chains.remove(&index).filter(|chain| chain.len() > 1);
+        let inputs = chain.as_ref().map_or(&node.inputs, |chain| &chain.inputs).clone();
+        for v in &inputs {
             if let Some(Place::Buffer(b)) = places.get(v) {
                 alive[*b].1 = alive[*b].1.max(now);
             }
@@ -198,8 +207,12 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         }
         let call = Call::of(&graph, node);
         let row = if backend.kernels { kernel::find(&call) } else { None };
-        let (kernel, name): (Box<dyn Kernel>, _) = match row {
-            Some(row) => {
+        let (kernel, name): (Box<dyn Kernel>, _) = match (chain, row) {
+            (Some(chain), _) => {
+                let (isa, workers) = (backend.isa, backend.team.count());
+                (Box::new(ChainKernel { chain, isa, workers }), "chain")
+            }
+            (None, Some(row)) => {
                 let mut build = Build {
                     graph: &graph,
                     node,
@@ -209,13 +222,13 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
                 };
                 ((row.build)(&mut build)?, row.name)
             }
-            None => {
+            (None, None) => {
                 let atoms = Atoms { op: node.op.clone(), symbols: symbols.clone() };
                 (Box::new(atoms), "atoms")
             }
         };
         let start = operands.len();
-        operands.extend(node.inputs.iter().map(|v| v.index()));
+        operands.extend(inputs.iter().map(|v| v.index()));
         let middle = operands.len();
         operands.extend(node.outputs.iter().map(|v| v.index()));
         steps.push(Step {
@@ -264,6 +277,18 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         states,
         weight_bytes,
     })
+}
+
+/// Whether a value is a state or what a jet makes of one in place: a later step overwrites it.
+fn is_overwritten(graph: &Graph, mut v: ValueId) -> bool {
+    while let Some(node) = graph.producer(v) {
+        match &node.op {
+            Op::Jet(jet, _) => return !jet.in_place.is_empty(),
+            Op::Atom(Atom::Read(Read::Reshape(_))) => v = node.inputs[0],
+            Op::Atom(_) => return false,
+        }
+    }
+    matches!(graph.value(v).source, Source::State(_))
 }
 
 fn empty() -> Bytes {

@@ -280,6 +280,15 @@ impl Running {
         self.sessions[end.segment].set_state(StateId(end.index), bytes)
     }
 
+    /// Every step in its order, with the time it took so far.
+    pub fn step_times(&self) -> Vec<(StepInfo, StepTime)> {
+        let segments = self.executor.segments.iter().zip(&self.sessions);
+        let each = segments.flat_map(|(segment, session)| {
+            segment.program.steps().into_iter().zip(session.times().to_vec())
+        });
+        each.collect()
+    }
+
     /// Calls and time per operation, the slowest first.
     pub fn times(&self) -> Vec<(&'static str, StepTime)> {
         let mut by_op: BTreeMap<&'static str, StepTime> = BTreeMap::new();

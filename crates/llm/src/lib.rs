@@ -61,7 +61,7 @@ pub use library::{Entry, default_models_dir};
 pub use memory::{MachineMemory, ModelMemory};
 pub use metrics::{Metrics, OpTime};
 pub use model::{LoadOptions, Model, ModelId, ModelInfo, PartInfo};
-pub use onnx::OnnxModel;
+pub use onnx::{ForwardBench, OnnxModel};
 pub use package::{Finding, Package};
 pub use perplexity::Perplexity;
 pub use pictures::{PICTURE_INPUTS, PICTURE_OUTPUTS};
@@ -70,7 +70,7 @@ pub use stepper::{ModelStepper, StepLimits};
 
 pub use cyb_fasttext::{FastText, FastTextError, Scratch};
 pub use cyb_formats::onnx::{Dimension, Elem};
-pub use cyb_onnx::{OnnxError, Port, Unsupported};
+pub use cyb_onnx::{Note, OnnxError, Port, StepTime, Unsupported};
 pub use cyb_sample::{PARAMETERS, PRESETS, ParamError, Parameter, SamplingParams};
 pub use cyb_tensor::{DType, Tensor};
 pub use cyb_text::{Content, EncodeOptions, Message, RenderOptions};

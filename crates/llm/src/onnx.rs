@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cyb_exec::{Backend, Executor, PrepareOptions, Running};
+use cyb_formats::onnx::{Dimension, Elem};
 use cyb_ir::{Graph, Source};
-use cyb_onnx::{Onnx, Port, Program, Runner};
-use cyb_tensor::{AlignedBytes, Bindings, Bytes, Tensor};
+use cyb_onnx::{Note, Onnx, Port, Program, Runner, StepTime};
+use cyb_tensor::{AlignedBytes, Bindings, Bytes, Class, DType, Tensor};
 use indexmap::IndexMap;
 
-use crate::{Error, Runtime, library};
+use crate::model::millis;
+use crate::{Error, Runtime, Spread, library, memory};
 
 /// An ONNX model ready to be called. It is prepared for the shapes of its inputs when it is first
 /// called with them.
@@ -101,6 +104,26 @@ impl OnnxModel {
         self.onnx.operators()
     }
 
+    /// Prepares the model for inputs of these types and shapes, as far as shapes alone tell.
+    ///
+    /// # Errors
+    /// As [`OnnxModel::run`].
+    pub fn prepare(&self, inputs: &IndexMap<String, Tensor>) -> Result<(), Error> {
+        let problem = |problem| Error::Onnx { model: self.name.clone(), problem };
+        self.onnx.prepare(inputs).map_err(problem)
+    }
+
+    /// The steps of every prepared graph, with the time they took so far.
+    pub fn steps(&self) -> Vec<StepTime> {
+        self.onnx.times()
+    }
+
+    /// What was found in the graphs that are prepared: layers spelled out that became jets, and
+    /// layers that nearly did.
+    pub fn notes(&self) -> Vec<Note> {
+        self.onnx.notes()
+    }
+
     /// Runs the model on named tensors.
     ///
     /// # Errors
@@ -111,6 +134,103 @@ impl OnnxModel {
         inputs: &IndexMap<String, Tensor>,
     ) -> Result<IndexMap<String, Tensor>, Error> {
         self.onnx.run(inputs).map_err(|problem| Error::Onnx { model: self.name.clone(), problem })
+    }
+}
+
+/// How fast an ONNX model runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForwardBench {
+    /// The first run, which prepares the model for the shapes of its inputs.
+    pub first_ms: f64,
+    /// The runs after it, in milliseconds.
+    pub run_ms: Spread,
+    /// Every step, with the time of all runs together.
+    pub steps: Vec<StepTime>,
+    /// The most memory that the process has held, in MiB.
+    pub peak_memory_mb: f64,
+}
+
+impl OnnxModel {
+    /// Inputs of the declared shapes: floats from 0 to 1 (0 where
+    /// they have 16 bits or fewer), integers and truths 1. A dimension
+    /// without a number is looked up by its name in `dims`, and 1 where it is not there.
+    ///
+    /// # Errors
+    /// An input is no tensor of numbers, or has no declared shape.
+    pub fn sample_inputs(
+        &self,
+        dims: &BTreeMap<String, usize>,
+    ) -> Result<IndexMap<String, Tensor>, Error> {
+        let mut inputs = IndexMap::new();
+        for port in self.inputs() {
+            let fail = |why: &str| Error::Value {
+                what: "input",
+                why: format!("{port} {why}; give the inputs in an .npz file"),
+            };
+            let shape = port.shape.as_ref().ok_or_else(|| fail("has no declared shape"))?;
+            let shape: Vec<usize> = shape
+                .iter()
+                .map(|dim| match dim {
+                    Dimension::Known(n) => *n,
+                    Dimension::Symbol(name) => dims.get(name).copied().unwrap_or(1),
+                    Dimension::Unknown => 1,
+                })
+                .collect();
+            let storage = port.elem.and_then(Elem::storage);
+            let dtype = storage.ok_or_else(|| fail("is no tensor of numbers"))?;
+            let size = dtype.layout().bytes;
+            let len = cyb_tensor::byte_len(dtype, &shape).map_err(|e| fail(&e.to_string()))?;
+            let mut bytes = AlignedBytes::zeroed(len);
+            for (i, element) in bytes.as_mut_slice().chunks_exact_mut(size).enumerate() {
+                // Steps of the golden ratio: spread out, and the same each time.
+                let float = i as f64 * 0.618_033_988_75 % 1.0;
+                match dtype {
+                    DType::F64 => element.copy_from_slice(&float.to_le_bytes()),
+                    DType::F32 => element.copy_from_slice(&(float as f32).to_le_bytes()),
+                    _ if matches!(dtype.class(), Class::Float) => {}
+                    _ => element[0] = 1,
+                }
+            }
+            let tensor = Tensor::new(dtype, shape, Bytes::owned(bytes));
+            let tensor = tensor.map_err(|error| fail(&error.to_string()))?;
+            inputs.insert(port.name.clone(), tensor);
+        }
+        Ok(inputs)
+    }
+
+    /// Runs the model `repeat` times, after one run that prepares it and one that warms it up.
+    ///
+    /// # Errors
+    /// As [`OnnxModel::run`], or `repeat` is 0.
+    pub fn bench(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+        repeat: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<ForwardBench, Error> {
+        if repeat == 0 {
+            return Err(Error::Value { what: "repeat", why: "0; give 1 or more".to_owned() });
+        }
+        let start = Instant::now();
+        self.run(inputs)?;
+        let first_ms = millis(start);
+        self.run(inputs)?;
+        self.onnx.reset_times();
+        let mut times = Vec::with_capacity(repeat);
+        for number in 0..repeat {
+            progress(number, repeat);
+            let start = Instant::now();
+            self.run(inputs)?;
+            times.push(millis(start));
+        }
+        progress(repeat, repeat);
+        let peak = memory::process_peak().unwrap_or(0);
+        Ok(ForwardBench {
+            first_ms,
+            run_ms: Spread::of(times),
+            steps: self.onnx.times(),
+            peak_memory_mb: peak as f64 / f64::from(1 << 20),
+        })
     }
 }
 
@@ -230,5 +350,21 @@ impl Program for OnExecutor {
             None => computed.next().ok_or_else(|| "an output was not computed".to_owned()),
         });
         each.collect()
+    }
+
+    fn times(&self) -> Vec<StepTime> {
+        let steps = self.running.iter().flat_map(Running::step_times);
+        let each = steps.map(|(info, time)| StepTime {
+            op: info.op,
+            kernel: info.kernel,
+            node: info.label,
+            calls: time.calls,
+            nanos: time.nanos,
+        });
+        each.collect()
+    }
+
+    fn reset_times(&mut self) {
+        self.running.iter_mut().for_each(Running::reset_times);
     }
 }

@@ -30,9 +30,31 @@ pub(crate) struct Context<'a> {
     pub(crate) opset: i64,
     pub(crate) refs: Option<&'a Refs>,
     pub(crate) placed: &'a mut Placed,
+    pub(crate) notes: &'a mut Vec<Note>,
+}
+
+/// What was found, or nearly found, in a graph that spells out a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The node that ends the layer.
+    pub node: String,
+    /// The jet that the layer is.
+    pub jet: &'static str,
+    /// Why it is not, where it nearly is.
+    pub missed: Option<&'static str>,
 }
 
 impl Context<'_> {
+    /// Notes that the node ends a layer that is a jet.
+    pub(crate) fn found(&mut self, jet: &'static str) {
+        self.notes.push(Note { node: self.node.name.clone(), jet, missed: None });
+    }
+
+    /// Notes why a layer that looks like a jet is not one.
+    pub(crate) fn missed(&mut self, jet: &'static str, why: &'static str) {
+        self.notes.push(Note { node: self.node.name.clone(), jet, missed: Some(why) });
+    }
+
     /// Input `i` as a value of the graph.
     pub(crate) fn x(&mut self, i: usize) -> Result<X, OpError> {
         let Some(val) = self.inputs.get(i).cloned() else {

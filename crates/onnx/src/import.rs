@@ -13,7 +13,7 @@ use cyb_interp::evaluate;
 use cyb_ir::{Builder, Fact, Graph, Source, ValueId};
 use cyb_tensor::{Dim, Tensor, byte_len};
 
-use crate::context::{Context, Placed, Refs};
+use crate::context::{Context, Note, Placed, Refs};
 use crate::error::{HostCall, OnnxError, OpError, bad};
 use crate::frame::{Body, Frame, Loop, Scan, Then, lookup};
 use crate::ops;
@@ -49,6 +49,7 @@ pub(crate) struct Stage {
     /// Where each register comes from after this stage.
     pub(crate) registers: Vec<Register>,
     pub(crate) end: End,
+    pub(crate) notes: Vec<Note>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,7 @@ pub(crate) enum End {
 struct Build {
     b: Builder,
     placed: Placed,
+    notes: Vec<Note>,
     /// The register behind each input of the graph.
     feeds: Vec<(usize, ValueId)>,
 }
@@ -128,7 +130,12 @@ impl Import {
 
     /// Walks on until the end or until a number is needed. `facts` are those of the registers.
     pub(crate) fn stage(mut self, facts: &[Fact]) -> Result<Stage, OnnxError> {
-        let mut build = Build { b: Builder::new(), placed: Placed::new(), feeds: Vec::new() };
+        let mut build = Build {
+            b: Builder::new(),
+            placed: Placed::new(),
+            notes: Vec::new(),
+            feeds: Vec::new(),
+        };
         let mut ids: HashMap<usize, ValueId> = HashMap::new();
         for frame in &mut self.frames {
             frame.visit(&mut |val| {
@@ -643,8 +650,8 @@ fn apply(
         return Ok(outputs);
     }
     build.b.set_label(&node.name);
-    let (b, placed) = (&mut build.b, &mut build.placed);
-    let mut outputs = op(&mut Context { b, node, inputs, opset, refs, placed })?;
+    let (b, placed, notes) = (&mut build.b, &mut build.placed, &mut build.notes);
+    let mut outputs = op(&mut Context { b, node, inputs, opset, refs, placed, notes })?;
     for val in &mut outputs {
         if let Val::Value(x) = val {
             checked_size(build.b.fact(x.id))?;
@@ -674,10 +681,17 @@ fn fold(
     refs: Option<&Refs>,
 ) -> Result<Option<Vec<Val>>, OpError> {
     let mut b = Builder::new();
-    let mut placed = Placed::new();
+    let (mut placed, mut notes) = (Placed::new(), Vec::new());
     let inputs = inputs.to_vec();
-    let mut outputs =
-        op(&mut Context { b: &mut b, node, inputs, opset, refs, placed: &mut placed })?;
+    let mut outputs = op(&mut Context {
+        b: &mut b,
+        node,
+        inputs,
+        opset,
+        refs,
+        placed: &mut placed,
+        notes: &mut notes,
+    })?;
     let mut graph = b.finish();
     let mut elements = 0usize;
     for value in &graph.values {
@@ -752,11 +766,12 @@ impl Registers {
 
     fn stage(self, end: End) -> Stage {
         let feeds = self.build.feeds.iter().map(|(register, _)| *register).collect();
+        let notes = self.build.notes;
         let mut graph = self.build.b.finish();
         for (i, id) in self.outputs.iter().enumerate() {
             graph.outputs.push((format!("o{i}").into(), *id));
         }
-        Stage { graph, feeds, registers: self.from, end }
+        Stage { graph, feeds, registers: self.from, end, notes }
     }
 }
 

@@ -12,6 +12,7 @@ mod context;
 mod derived;
 mod error;
 mod frame;
+mod fuzz;
 mod import;
 mod ops;
 mod session;
@@ -28,8 +29,10 @@ use cyb_ir::Fact;
 use cyb_tensor::Tensor;
 use indexmap::IndexMap;
 
+pub use context::Note;
 pub use error::{OnnxError, Unsupported};
-pub use session::{Interpreter, Program, Runner};
+pub use fuzz::fuzz_onnx;
+pub use session::{Interpreter, Program, Runner, StepTime};
 
 use session::Ready;
 use value::Val;
@@ -153,11 +156,7 @@ impl Onnx {
         &self,
         inputs: &IndexMap<String, Tensor>,
     ) -> Result<IndexMap<String, Tensor>, OnnxError> {
-        self.check(inputs)?;
-        let tensors: Vec<Tensor> =
-            self.inputs.iter().filter_map(|p| inputs.get(&p.name).cloned()).collect();
-        let facts: Vec<Fact> = tensors.iter().map(Fact::of).collect();
-        let ready = self.ready(&facts)?;
+        let (tensors, ready) = self.ready_for(inputs)?;
         let mut ready = ready.lock().unwrap_or_else(PoisonError::into_inner);
         let made = ready.run(tensors, self.runner.as_ref())?;
         let mut outputs = IndexMap::with_capacity(made.len());
@@ -175,6 +174,50 @@ impl Onnx {
             }
         }
         Ok(outputs)
+    }
+
+    /// Prepares the first stage for inputs of these types and shapes.
+    ///
+    /// # Errors
+    /// As [`Onnx::run`].
+    pub fn prepare(&self, inputs: &IndexMap<String, Tensor>) -> Result<(), OnnxError> {
+        self.ready_for(inputs).map(drop)
+    }
+
+    /// The inputs in their order, and the first stage for them.
+    fn ready_for(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+    ) -> Result<(Vec<Tensor>, First), OnnxError> {
+        self.check(inputs)?;
+        let tensors: Vec<Tensor> =
+            self.inputs.iter().filter_map(|p| inputs.get(&p.name).cloned()).collect();
+        let facts: Vec<Fact> = tensors.iter().map(Fact::of).collect();
+        let ready = self.ready(&facts)?;
+        Ok((tensors, ready))
+    }
+
+    /// The steps of every prepared graph, and the time each took since the last
+    /// [`Onnx::reset_times`].
+    pub fn times(&self) -> Vec<StepTime> {
+        let all = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = all.iter();
+        each.flat_map(|(_, r)| r.lock().unwrap_or_else(PoisonError::into_inner).times()).collect()
+    }
+
+    /// What the import found in the graphs that are prepared: layers that became jets, and layers
+    /// that nearly did.
+    pub fn notes(&self) -> Vec<Note> {
+        let all = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = all.iter();
+        each.flat_map(|(_, r)| r.lock().unwrap_or_else(PoisonError::into_inner).notes()).collect()
+    }
+
+    pub fn reset_times(&self) {
+        let all = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, ready) in all.iter() {
+            ready.lock().unwrap_or_else(PoisonError::into_inner).reset_times();
+        }
     }
 
     /// The first stage for inputs of these shapes.

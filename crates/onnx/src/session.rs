@@ -7,6 +7,7 @@ use cyb_formats::onnx::{Elem, Model};
 use cyb_ir::{Fact, Graph, ValueId};
 use cyb_tensor::{DType, Tensor};
 
+use crate::context::Note;
 use crate::error::OnnxError;
 use crate::import::{End, Import, Register, Stage};
 use crate::value::{Val, X};
@@ -30,6 +31,26 @@ pub trait Program: Send {
     /// # Errors
     /// The run fails, in one line.
     fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>;
+
+    /// The steps and the time each took since [`Program::reset_times`], where it is known.
+    fn times(&self) -> Vec<StepTime> {
+        Vec::new()
+    }
+
+    /// Forgets the times of all steps.
+    fn reset_times(&mut self) {}
+}
+
+/// What a step of a prepared graph is, and the time it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepTime {
+    /// The jet or atom.
+    pub op: &'static str,
+    pub kernel: &'static str,
+    /// The node of the file that it came from.
+    pub node: String,
+    pub calls: u64,
+    pub nanos: u64,
 }
 
 /// What tells one follower of a stage from another.
@@ -45,6 +66,7 @@ pub(crate) struct Ready {
     feeds: Vec<usize>,
     registers: Vec<Register>,
     end: End,
+    notes: Vec<Note>,
     followers: HashMap<Key, Ready>,
 }
 
@@ -56,12 +78,12 @@ impl std::fmt::Debug for Ready {
 
 impl Ready {
     fn new(stage: Stage, runner: &dyn Runner) -> Result<Ready, OnnxError> {
-        let Stage { graph, feeds, registers, end } = stage;
+        let Stage { graph, feeds, registers, end, notes } = stage;
         let program = match graph.outputs.is_empty() {
             true => None,
             false => Some(runner.prepare(graph).map_err(OnnxError::Run)?),
         };
-        Ok(Ready { program, feeds, registers, end, followers: HashMap::new() })
+        Ok(Ready { program, feeds, registers, end, notes, followers: HashMap::new() })
     }
 
     /// The first stage of a model for inputs of these types and shapes.
@@ -72,6 +94,23 @@ impl Ready {
         runner: &dyn Runner,
     ) -> Result<Ready, OnnxError> {
         Ready::new(Import::new(model, inputs).stage(facts)?, runner)
+    }
+
+    /// The steps of this stage and of all that follow.
+    pub(crate) fn times(&self) -> Vec<StepTime> {
+        let own = self.program.iter().flat_map(|program| program.times());
+        own.chain(self.followers.values().flat_map(Ready::times)).collect()
+    }
+
+    /// What the import of this stage and of all that follow found.
+    pub(crate) fn notes(&self) -> Vec<Note> {
+        let followers = self.followers.values().flat_map(Ready::notes);
+        self.notes.iter().cloned().chain(followers).collect()
+    }
+
+    pub(crate) fn reset_times(&mut self) {
+        self.program.iter_mut().for_each(|program| program.reset_times());
+        self.followers.values_mut().for_each(Ready::reset_times);
     }
 
     /// Runs this stage and all that follow.

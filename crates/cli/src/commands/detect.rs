@@ -1,5 +1,6 @@
 //! `soma-runtime detect` finds objects in a picture.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -65,7 +66,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
             Failure::work(format!("cannot write {}: {why}", path.display()))
         };
         let bytes = image.encode(format).map_err(|error| fail(&error))?;
-        std::fs::write(path, bytes).map_err(|error| fail(&error))?;
+        write_whole(path, &bytes).map_err(|error| fail(&error))?;
     }
     if common.json {
         return output::json(&Report { detections: &detections });
@@ -100,6 +101,24 @@ fn read_labels(labels: &str) -> Result<Vec<String>, Failure> {
         0 => Err(Failure::usage("--labels has no names; give some, or leave it out")),
         _ => Ok(names[..last].to_vec()),
     }
+}
+
+/// Writes a file that appears under its name only when it is whole.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".part-").suffix(".tmp");
+    #[cfg(unix)]
+    {
+        // The umask decides, as for any other new file.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
 }
 
 fn annotate(image: &mut Image, detections: &[Detection]) {

@@ -12,6 +12,7 @@ mod embed;
 mod forward;
 mod generate;
 mod import;
+mod graph;
 mod jets;
 mod memory;
 mod models;
@@ -146,4 +147,15 @@ impl Progress {
             };
         }
     }
+}
+
+/// `NAME=N` each.
+fn dims(given: &[String]) -> Result<std::collections::BTreeMap<String, usize>, Failure> {
+    let each = given.iter().map(|text| {
+        let parts = text.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
+        let (name, n) =
+            parts.ok_or_else(|| Failure::usage(format!("--dim {text}: give NAME=NUMBER")))?;
+        Ok((name.to_owned(), n))
+    });
+    each.collect()
 }

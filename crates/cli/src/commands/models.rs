@@ -1,5 +1,7 @@
 //! `soma-runtime models` lists models and says what is in one.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand};
 use cyb_llm::{LoadOptions, ModelInfo, OnnxModel, Runtime};
 use serde_json::json;
@@ -29,13 +31,22 @@ enum Command {
         /// Tokens of prompt and answer together
         #[arg(long, value_name = "N")]
         context: Option<String>,
+        /// For an ONNX model: its graph, the steps it becomes, and which layers were recognized
+        #[arg(long)]
+        graph: bool,
+        /// For --graph: the size of a named dimension, otherwise 1
+        #[arg(long, value_name = "NAME=N", requires = "graph")]
+        dim: Vec<String>,
     },
 }
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::List => list(common),
-        Command::Info { model, context } => info(common, model, context.as_deref()),
+        Command::Info { model, context, graph, dim } => {
+            let dims = graph.then(|| super::dims(dim)).transpose()?;
+            info(common, model, context.as_deref(), dims)
+        }
     }
 }
 
@@ -61,11 +72,23 @@ fn list(common: &Common) -> Result<(), Failure> {
     output::text(&output::table(&rows))
 }
 
-fn info(common: &Common, model: &str, context: Option<&str>) -> Result<(), Failure> {
+fn info(
+    common: &Common,
+    model: &str,
+    context: Option<&str>,
+    graph: Option<BTreeMap<String, usize>>,
+) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("context", context)])?;
     let runtime = Runtime::new(settings.config()?)?;
     if runtime.is_onnx(model)? {
-        return onnx_info(common, &runtime.load_onnx(model)?);
+        let model = runtime.load_onnx(model)?;
+        return match graph {
+            Some(dims) => super::graph::show(common, &model, &model.sample_inputs(&dims)?),
+            None => onnx_info(common, &model),
+        };
+    }
+    if graph.is_some() {
+        return Err(Failure::usage("--graph is for ONNX models"));
     }
     let options = LoadOptions { without_template: true, ..LoadOptions::default() };
     let model = runtime.load_with(model, options)?;

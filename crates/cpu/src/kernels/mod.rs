@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod attention_disentangled;
 pub(crate) mod attention_packed;
+pub(crate) mod chain;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
@@ -10,10 +11,16 @@ pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod normalization;
 pub(crate) mod pool;
+pub(crate) mod product;
+pub(crate) mod reduce;
 pub(crate) mod resize;
 pub(crate) mod rope;
+pub(crate) mod sdpa;
 pub(crate) mod softmax;
 pub(crate) mod views;
+
+#[cfg(test)]
+mod tests;
 
 use cyb_exec::Call;
 use cyb_ir::{Attrs, Op};

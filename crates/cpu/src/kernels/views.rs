@@ -16,6 +16,8 @@ pub(crate) static ROWS: &[Row] = &[
         supports: is_row_gather,
         build: |_| Ok(Box::new(GatherRows)),
     },
+    Row { op: "read", name: "gather", supports: is_gather, build: build_gather },
+    Row { op: "read", name: "pad", supports: is_pad, build: build_pad },
     Row { op: "read", name: "decode", supports: is_decode, build: |_| Ok(Box::new(Decode)) },
     Row { op: "write", name: "concat", supports: is_concat, build: build_concat },
 ];
@@ -137,15 +139,27 @@ impl Kernel for CopyView {
                 if inner == 1 {
                     let start = at as usize * size;
                     out.copy_from_slice(&source[start..start + width * size]);
-                } else {
-                    for (i, slot) in out.chunks_exact_mut(size).enumerate() {
-                        let start = (at + i as isize * inner) as usize * size;
-                        slot.copy_from_slice(&source[start..start + size]);
-                    }
+                    continue;
+                }
+                match size {
+                    1 => copy_strided::<1>(source, at, inner, out),
+                    2 => copy_strided::<2>(source, at, inner, out),
+                    4 => copy_strided::<4>(source, at, inner, out),
+                    _ => copy_strided::<8>(source, at, inner, out),
                 }
             }
         });
         Ok(())
+    }
+}
+
+/// Elements of `N` bytes from `at` on, `step` apart.
+fn copy_strided<const N: usize>(source: &[u8], at: isize, step: isize, out: &mut [u8]) {
+    let mut at = at;
+    for slot in out.as_chunks_mut::<N>().0 {
+        let start = at as usize * N;
+        slot.copy_from_slice(&source[start..start + N]);
+        at += step;
     }
 }
 
@@ -187,6 +201,146 @@ pub(crate) fn check_index(index: &[i32], rows: usize) -> Result<(), String> {
     match index.iter().find(|&&i| usize::try_from(i).map_or(true, |i| i >= rows)) {
         Some(i) => Err(format!("index {i} is not below {rows}")),
         None => Ok(()),
+    }
+}
+
+fn is_gather(call: &Call<'_>) -> bool {
+    matches!(call.op, Op::Atom(Atom::Read(Read::Gather { .. })))
+        && matches!(call.inputs[1].dtype, DType::I32 | DType::I64)
+        && call.inputs[0].dtype.class() != Class::Quantized
+}
+
+fn build_gather(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let axis = match &b.node.op {
+        Op::Atom(Atom::Read(Read::Gather { axis })) => *axis,
+        _ => 0,
+    };
+    Ok(Box::new(Gather { axis }))
+}
+
+/// Slabs along any axis.
+#[derive(Debug)]
+struct Gather {
+    axis: usize,
+}
+
+impl Kernel for Gather {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
+    fn run(&self, io: &Io<'_>) -> Result<(), String> {
+        let dims = io.dims(0);
+        let len = dims[self.axis];
+        let size = io.inputs[0].dtype.layout().bytes;
+        let width = dims[self.axis + 1..].iter().product::<usize>() * size;
+        let outer: usize = dims[..self.axis].iter().product();
+        let count = io.inputs[1].elements();
+        // Indices that are out of range are an error even where nothing is read.
+        let narrow = io.inputs[1].dtype == DType::I32;
+        let index = |i: usize| match narrow {
+            true => i64::from(io.slice::<i32>(1)[i]),
+            false => io.slice::<i64>(1)[i],
+        };
+        let wrong = (0..count).map(index).find(|&i| usize::try_from(i).map_or(true, |i| i >= len));
+        if let Some(i) = wrong {
+            return Err(format!("index {i} is not below {len}"));
+        }
+        if outer * count * width == 0 {
+            return Ok(());
+        }
+        let (table, out) = (io.bytes(0), io.output_bytes(0));
+        let unit = 4096usize.div_ceil(width).max(1);
+        io.each((outer * count).div_ceil(unit), |u| {
+            for row in u * unit..(outer * count).min((u + 1) * unit) {
+                let from = (row / count * len + index(row % count) as usize) * width;
+                // SAFETY: rows do not overlap and each goes to one worker.
+                let out = unsafe { out.range(row * width, width) };
+                out.copy_from_slice(&table[from..from + width]);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The bytes of a number as a plain dtype holds it.
+fn border(dtype: DType, value: f64) -> Option<Vec<u8>> {
+    Some(match dtype {
+        DType::F64 => value.to_le_bytes().to_vec(),
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::I64 => (value as i64).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I8 => (value as i8).to_le_bytes().to_vec(),
+        DType::U8 => vec![value as u8],
+        DType::Bool => vec![u8::from(value != 0.0)],
+        _ => return None,
+    })
+}
+
+fn is_pad(call: &Call<'_>) -> bool {
+    match call.op {
+        Op::Atom(Atom::Read(Read::Pad { before, after, value, .. })) => {
+            before.known().is_some()
+                && after.known().is_some()
+                && border(call.inputs[0].dtype, value.get()).is_some()
+        }
+        Op::Atom(_) | Op::Jet(..) => false,
+    }
+}
+
+fn build_pad(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
+    let dtype = b.graph.fact(b.node.inputs[0]).dtype;
+    let made = match &b.node.op {
+        Op::Atom(Atom::Read(Read::Pad { axis, before, value, .. })) => {
+            let parts = (before.known(), border(dtype, value.get()));
+            parts.0.zip(parts.1).map(|(before, fill)| Pad { axis: *axis, before, fill })
+        }
+        Op::Atom(_) | Op::Jet(..) => None,
+    };
+    match made {
+        Some(pad) => Ok(Box::new(pad)),
+        None => Err(ExecError::Unsupported { op: "pad".into(), facts: dtype.to_string() }),
+    }
+}
+
+/// An axis with a border on both sides.
+#[derive(Debug)]
+struct Pad {
+    axis: usize,
+    before: usize,
+    /// An element of the border.
+    fill: Vec<u8>,
+}
+
+impl Kernel for Pad {
+    fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
+        Some(outputs[0].elements())
+    }
+
+    fn run(&self, io: &Io<'_>) -> Result<(), String> {
+        let (from, to) = (io.dims(0), io.out_dims(0));
+        let size = self.fill.len();
+        let inner = to[self.axis + 1..].iter().product::<usize>() * size;
+        let (row, kept) = (to[self.axis] * inner, from[self.axis] * inner);
+        let outer: usize = to[..self.axis].iter().product();
+        if row == 0 {
+            return Ok(());
+        }
+        let (source, out) = (io.bytes(0), io.output_bytes(0));
+        let start = self.before * inner;
+        io.each(outer, |i| {
+            // SAFETY: rows do not overlap and each goes to one worker.
+            let out = unsafe { out.range(i * row, row) };
+            let (before, rest) = out.split_at_mut(start);
+            let (middle, after) = rest.split_at_mut(kept);
+            middle.copy_from_slice(&source[i * kept..][..kept]);
+            for border in [before, after] {
+                border.chunks_exact_mut(size).for_each(|slot| slot.copy_from_slice(&self.fill));
+            }
+        });
+        Ok(())
     }
 }
 

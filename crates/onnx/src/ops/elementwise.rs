@@ -130,7 +130,11 @@ pub(super) static ROWS: Rows = &[
         })
     }),
     ("Div", |c| {
-        binary(c, |c, a, b| if c.is_float(a) { c.divide(a, b) } else { Ok(c.int_div(a, b)?.0) })
+        binary(c, |c, a, b| match super::fused::softmax(c, a, b)? {
+            Some(y) => Ok(y),
+            None if c.is_float(a) => c.divide(a, b),
+            None => Ok(c.int_div(a, b)?.0),
+        })
     }),
     ("Mod", modulo),
     ("Pow", pow),

@@ -55,7 +55,10 @@ pub(super) fn transposed(c: &mut Context<'_>, w: ValueId) -> Made {
 fn matmul(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let (wa, wb) = (c.wide(a.id)?, c.wide(b.id)?);
-    let y = product(c, wa, wb)?;
+    let y = match super::fused::attention(c, wa, wb)? {
+        Some(y) => y,
+        None => product(c, wa, wb)?,
+    };
     let y = c.cast(y, c.dtype(a.id))?;
     c.one(y, a.elem)
 }

@@ -14,6 +14,7 @@ mod math;
 mod matmul;
 mod normalization;
 mod pool;
+mod qlinear;
 mod quantized;
 mod random;
 mod recurrent;
@@ -49,6 +50,7 @@ static FAMILIES: &[(&str, Rows)] = &[
     ("", sequence::ROWS),
     ("", shape::ROWS),
     (MICROSOFT, contrib::ROWS),
+    (MICROSOFT, qlinear::ROWS),
     ("", pool::ROWS),
     ("", quantized::ROWS),
     ("", grid::ROWS),

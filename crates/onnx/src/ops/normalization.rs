@@ -153,14 +153,27 @@ fn standardize(
     Ok((c.b.mul(centered, inverse)?, mean, inverse))
 }
 
+/// `(x - mean) / sqrt(variance + eps)` over all axes from `axis` on, as a jet where it can be.
+fn standardize_rows(c: &mut Context<'_>, x: ValueId, axis: usize, eps: f64) -> Made {
+    let dims = c.dims(x)?;
+    let width: usize = dims[axis..].iter().product();
+    if c.dtype(x) != DType::F32 || width == 0 {
+        let axes: Vec<usize> = (axis..dims.len()).collect();
+        return Ok(standardize(c, x, &axes, eps)?.0);
+    }
+    let rows = c.reshape(x, &[dims[..axis].iter().product(), width])?;
+    let ones = c.numbers(DType::F32, vec![width], &vec![1.0; width])?;
+    let y = c.b.jet(&LAYERNORM, Attrs::new().with("eps", eps), &[rows, ones])?;
+    c.reshape(y, &dims)
+}
+
 fn instance_norm(c: &mut Context<'_>) -> Outputs {
     let (x, scale, bias) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let eps = c.float("epsilon", 1e-5)?;
     let rank = c.rank(x.id);
-    let axes: Vec<usize> = (2..rank).collect();
     let wide = c.wide(x.id)?;
     let (scale, bias) = (c.cast(scale.id, c.dtype(wide))?, c.cast(bias.id, c.dtype(wide))?);
-    let (y, _, _) = standardize(c, wide, &axes, eps)?;
+    let y = standardize_rows(c, wide, 2.min(rank), eps)?;
     let (scale, bias) = (by_channel(c, scale, rank)?, by_channel(c, bias, rank)?);
     let y = c.b.mul(y, scale)?;
     let y = c.b.add(y, bias)?;
@@ -181,7 +194,7 @@ fn group_norm(c: &mut Context<'_>) -> Outputs {
     let wide = c.wide(x.id)?;
     let dtype = c.dtype(wide);
     let grouped = c.reshape(wide, &[n, groups, channels / groups * rest])?;
-    let (y, _, _) = standardize(c, grouped, &[2], eps)?;
+    let y = standardize_rows(c, grouped, 2, eps)?;
     let mut vectors = Vec::new();
     for v in [scale.id, bias.id] {
         let v = c.cast(v, dtype)?;

@@ -187,12 +187,59 @@ fn centered(c: &mut Context<'_>, x: ValueId, zero: Option<X>, rows: bool) -> Mad
     c.sub(x, zero)
 }
 
+/// Codes decoded with a scale and a zero point, one of each.
+pub(super) fn dequantized(
+    c: &mut Context<'_>,
+    x: ValueId,
+    scale: ValueId,
+    zero: Option<X>,
+) -> Made {
+    let dims = c.dims(x)?;
+    let mut y = c.cast(x, DType::F32)?;
+    if let Some(zero) = zero {
+        let zero = c.cast(zero.id, DType::F32)?;
+        let zero = lined_up(c, zero, &dims, 0, 0)?;
+        y = c.sub(y, zero)?;
+    }
+    let scale = lined_up(c, scale, &dims, 0, 0)?;
+    c.mul(y, scale)
+}
+
+/// `y` as codes by the scale at input `i` and the zero point behind it.
+pub(super) fn encoded(c: &mut Context<'_>, y: ValueId, i: usize) -> Outputs {
+    let scale = c.x(i)?;
+    let zero = c.opt(i + 1)?;
+    let dims = c.dims(y)?;
+    let scale = lined_up(c, scale.id, &dims, 0, 0)?;
+    let scaled = c.divide_once(y, scale)?;
+    let mut y = c.round(scaled)?;
+    let to = zero.as_ref().map_or(Elem::U8, |zero| zero.elem);
+    if let Some(zero) = zero {
+        let zero = c.cast(zero.id, DType::F32)?;
+        let zero = lined_up(c, zero, &dims, 0, 0)?;
+        y = c.b.add(y, zero)?;
+    }
+    let y = saturate(c, y, to)?;
+    c.one(y, to)
+}
+
+/// The exact product of codes less their zero points.
+pub(super) fn product_of_codes(
+    c: &mut Context<'_>,
+    a: ValueId,
+    za: Option<X>,
+    b: ValueId,
+    zb: Option<X>,
+) -> Made {
+    let a = centered(c, a, za, true)?;
+    let b = centered(c, b, zb, false)?;
+    product(c, a, b)
+}
+
 fn matmul_integer(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let (za, zb) = (c.opt(2)?, c.opt(3)?);
-    let a = centered(c, a.id, za, true)?;
-    let b = centered(c, b.id, zb, false)?;
-    let y = product(c, a, b)?;
+    let y = product_of_codes(c, a.id, za, b.id, zb)?;
     c.plain(y)
 }
 
@@ -219,7 +266,7 @@ fn conv_integer(c: &mut Context<'_>) -> Outputs {
 }
 
 /// Exact sums times `factor`, rounded, moved to the zero point and saturated.
-fn requantize(c: &mut Context<'_>, sums: ValueId, factor: ValueId, zero: X) -> Outputs {
+pub(super) fn requantize(c: &mut Context<'_>, sums: ValueId, factor: ValueId, zero: X) -> Outputs {
     let sums = c.cast(sums, DType::F32)?;
     let y = c.b.mul(sums, factor)?;
     let y = c.round(y)?;

@@ -1,5 +1,6 @@
-//! `soma-runtime bench` measures prefill and decode.
+//! `soma-runtime bench` measures prefill and decode, or whole runs of an ONNX model.
 
+mod forward;
 mod peer;
 
 use clap::Args;
@@ -35,22 +36,34 @@ pub(crate) struct Arguments {
     /// How often each is measured
     #[arg(long, value_name = "N", default_value_t = 5)]
     repeat: usize,
-    /// Measure llama.cpp on the same file too, and print both (needs the Python package
-    /// llama-cpp-python)
+    /// For an ONNX model: a NumPy archive with its inputs [default: made up]
+    #[arg(long, value_name = "IN.npz", conflicts_with = "synthetic")]
+    inputs: Option<std::path::PathBuf>,
+    /// For an ONNX model: the size of a named dimension of made-up inputs, otherwise 1
+    #[arg(long, value_name = "NAME=N", conflicts_with = "inputs")]
+    dim: Vec<String>,
+    /// Measure llama.cpp, or ONNX Runtime, on the same file too, and print both (needs the Python
+    /// package llama-cpp-python or onnxruntime)
     #[arg(long, conflicts_with = "synthetic")]
     compare: bool,
-    /// The Python that has llama-cpp-python
+    /// The Python that has the package
     #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "compare")]
     python: String,
 }
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.compare {
-        peer::check(&arguments.python)?;
-    }
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let config = cyb_llm::Config { context: None, ..settings.config()? };
     let runtime = Runtime::new(config)?;
+    if arguments.synthetic.is_none() && runtime.is_onnx(settings.model())? {
+        return forward::run(common, arguments, &runtime, settings.model());
+    }
+    if arguments.inputs.is_some() || !arguments.dim.is_empty() {
+        return Err(Failure::usage("--inputs and --dim are for ONNX models"));
+    }
+    if arguments.compare {
+        peer::check(&arguments.python)?;
+    }
     let backend = runtime.backend();
     let options = LoadOptions { without_template: true, ..LoadOptions::default() };
     let model = match &arguments.synthetic {
