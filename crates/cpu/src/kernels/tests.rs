@@ -79,8 +79,9 @@ fn check(graph: Graph, inputs: &[(String, Tensor)], isa: AnyIsa, threads: usize,
     let backend: Arc<dyn Backend> = Arc::new(CpuBackend::with_isa(team, isa));
     for mode in [PlanMode::Reuse, PlanMode::WriteNewOnly] {
         let options = PrepareOptions { mode, foreign: false };
-        let executor =
-            Arc::new(Executor::prepare(graph.clone(), &[backend.clone()], options).unwrap());
+        let executor = Arc::new(
+            Executor::prepare(graph.clone(), std::slice::from_ref(&backend), options).unwrap(),
+        );
         for step in executor.steps() {
             assert_ne!(step.kernel, "atoms", "{} has no kernel in\n{text}", step.op);
         }

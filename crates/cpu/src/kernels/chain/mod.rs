@@ -121,15 +121,12 @@ fn sources(io: &Io<'_>) -> Result<(Axes, [Source; INPUTS]), String> {
     }
     // Join axis `a + 1` to `a` where each input steps over the one as over the other.
     let mut axes = Axes { dims: [1; MAX_RANK], rank: 0 };
-    for a in 0..out.len() {
-        if out[a] == 1 {
-            continue;
-        }
+    for (a, &dim) in out.iter().enumerate().filter(|(_, dim)| **dim != 1) {
         let last = axes.rank.checked_sub(1);
-        let joins =
-            last.is_some_and(|l| all[..n].iter().all(|s| s.strides[l] == s.strides[a] * out[a]));
-        let at = if joins { axes.rank - 1 } else { axes.rank };
-        axes.dims[at] = if joins { axes.dims[at] * out[a] } else { out[a] };
+        let steps_over = |l: usize| all[..n].iter().all(|s| s.strides[l] == s.strides[a] * dim);
+        let joins = last.filter(|&l| steps_over(l));
+        let at = joins.unwrap_or(axes.rank);
+        axes.dims[at] = if joins.is_some() { axes.dims[at] * dim } else { dim };
         for s in &mut all[..n] {
             s.strides[at] = s.strides[a];
         }
