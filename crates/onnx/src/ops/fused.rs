@@ -489,7 +489,11 @@ fn always_finite(c: &Context<'_>, mask: ValueId) -> bool {
 fn multiplied_out(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Result<Option<ValueId>, OpError> {
     for (scaled, shift) in [(a, b), (b, a)] {
         let Some((bias, minus)) = operands(c, shift, &Atom::Add) else { continue };
-        let taken = product(c, minus, 3, None);
+        let Some((moved, sign)) = operands(c, minus, &Atom::Mul) else { continue };
+        let Some((r, t)) = operands(c, moved, &Atom::Mul) else { continue };
+        if number(c, sign) != Some(-1.0) {
+            continue;
+        }
         let Some((p, q)) = operands(c, scaled, &Atom::Mul) else { continue };
         for (x, factor) in [(p, q), (q, p)] {
             let Some((m, n)) = operands(c, factor, &Atom::Mul) else { continue };
@@ -498,9 +502,8 @@ fn multiplied_out(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Result<Option<
                 if centered(c, y) != Some(x) {
                     continue;
                 }
-                let mean = taken.factors.iter().copied().find(|&v| mean_of(c, v) == Some(x));
-                let Some(mean) = mean else { continue };
-                if !taken.is(-1.0, &[mean, inverse, weight]) {
+                let by_mean = |m, f| f == factor && mean_of(c, m) == Some(x);
+                if !by_mean(r, t) && !by_mean(t, r) {
                     continue;
                 }
                 let (Some(weight), Some(bias)) = (row(c, weight, x)?, row(c, bias, x)?) else {

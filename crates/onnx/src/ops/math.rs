@@ -98,6 +98,10 @@ impl Context<'_> {
         if self.b.graph().inputs().next().is_none() {
             return self.divide_once(a, b);
         }
+        let numerator = self.b.graph().tensor(a).filter(|t| t.elems() == 1);
+        let is_one =
+            numerator.map(crate::value::to_floats).transpose()?.is_some_and(|x| x == [1.0])
+                && self.rank(a) <= self.rank(b);
         let root = Op::Atom(Atom::Exp(Exp::Sqrt));
         if let Some(node) = self.b.graph().producer(b)
             && node.op == root
@@ -105,7 +109,7 @@ impl Context<'_> {
             // The spelling of normalisations.
             let below = node.inputs[0];
             let r = self.b.exp(Exp::Rsqrt, below)?;
-            return self.mul(a, r);
+            return if is_one { Ok(r) } else { self.mul(a, r) };
         }
         if let Some(tensor) = self.b.graph().tensor(b) {
             let numbers = crate::value::to_floats(tensor)?;
@@ -115,7 +119,7 @@ impl Context<'_> {
             return self.mul(a, inverse);
         }
         let r = self.b.exp(Exp::Recip, b)?;
-        self.mul(a, r)
+        if is_one { Ok(r) } else { self.mul(a, r) }
     }
 
     /// `a / b` of floats, computed in `f64` and rounded once.
