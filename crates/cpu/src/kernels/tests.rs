@@ -78,7 +78,7 @@ fn check(graph: Graph, inputs: &[(String, Tensor)], isa: AnyIsa, threads: usize,
     let team = Arc::new(Team::new(threads).unwrap());
     let backend: Arc<dyn Backend> = Arc::new(CpuBackend::with_isa(team, isa));
     for mode in [PlanMode::Reuse, PlanMode::WriteNewOnly] {
-        let options = PrepareOptions { mode, foreign: false };
+        let options = PrepareOptions { mode, ..Default::default() };
         let executor = Arc::new(
             Executor::prepare(graph.clone(), std::slice::from_ref(&backend), options).unwrap(),
         );
