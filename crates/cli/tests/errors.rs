@@ -19,7 +19,6 @@ fn wrong_command_lines_are_two() {
     soma(&["run", "--backend", "gpu", "--prompt", "x"]).fails(2, &["gpu", "cpu", "atoms"]);
     soma(&["run", "--threads", "0", "--prompt", "x"]).fails(2, &["threads", "0"]);
     soma(&["bench", "--model", &model, "--synthetic", "llama-8b:q4_k"]).fails(2, &["--synthetic"]);
-    soma(&["bench", "--model", &model, "--compare", "--batch", "2"]).fails(2, &["--batch"]);
     let without = ["bench", "--model", &model, "--compare", "--python", "no-such-python"];
     soma(&without).fails(1, &["no-such-python", "--python"]);
     run(&["--temperature", "3"]).fails(2, &["temperature", "3", "0.0 to 2.0"]);
