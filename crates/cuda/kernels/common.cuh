@@ -102,7 +102,8 @@ enum { SILU, GELU_ERF, GELU_TANH, GELU_QUICK, SIGMOID, TANH, RELU };
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-__device__ __forceinline__ float activate(int kind, float x) {
+// Not inlined: a kernel's code is fetched anew for every launch, and this is long.
+__device__ __noinline__ float activate(int kind, float x) {
     switch (kind) {
         case SILU: return x * sigmoid(x);
         case GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));

@@ -86,6 +86,7 @@ __device__ __forceinline__ void multiply(float d[4], const uint4 &a, const uint2
 // One token. The columns of the tensor cores' second operand are the groups of a chunk: column n has
 // group n of the row and zeros for all others, so that one accumulator collects the products of
 // eight groups apart. With float weights column 0 has the row's high halves and column 1 the low.
+// The row is plain or normed with a weight; `k` is a multiple of 4.
 extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     Matrix m, Source s, int k, Targets to) {
     __shared__ float scratch[32];
@@ -107,70 +108,93 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     Stream stream = {shared_address(ring), 0, warp, 0};
     for (int i = 0; i < SLOTS; i++) stream.ask(m, walk, warp, lane);
 
-#if BITS == 16
-    wait_for_previous();
-    float down = split_row(s, 0, k, padded, high, low, scratch);
-#else
-    // Several loads are in flight at once; a norm of a short row reads it once.
+    // The row, four columns a thread of each 1024, with several loads in flight; a norm's weight does
+    // not wait. The sum is that of `row_scale`.
     const int batch = 4;
-    float v[batch][4];
-    auto put_row = [&](int i0) {
+    bool norm = s.kind == NORM;
+    float4 x[batch], w[batch];
+    auto load = [&](const float *from, float4 to[batch], int i0) {
+#pragma unroll
+        for (int b = 0; b < batch; b++) {
+            int i = i0 + b * 1024;
+            to[b] = i < k ? *(const float4 *)(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    };
+    float scale = 1.0f;
+    auto normed = [&]() {
+#pragma unroll
+        for (int b = 0; b < batch; b++) {
+            x[b].x = __fmul_rn(__fmul_rn(x[b].x, scale), w[b].x);
+            x[b].y = __fmul_rn(__fmul_rn(x[b].y, scale), w[b].y);
+            x[b].z = __fmul_rn(__fmul_rn(x[b].z, scale), w[b].z);
+            x[b].w = __fmul_rn(__fmul_rn(x[b].w, scale), w[b].w);
+        }
+    };
+    int start = threadIdx.x * 4;
+    if (norm) load(s.other, w, start);
+    wait_for_previous();
+    load(s.x, x, start);
+    if (norm) {
+        float sum = 0.0f;
+        for (int i0 = start;;) {
+#pragma unroll
+            for (int b = 0; b < batch; b++) {
+                sum = __fmaf_rn(x[b].x, x[b].x, sum), sum = __fmaf_rn(x[b].y, x[b].y, sum);
+                sum = __fmaf_rn(x[b].z, x[b].z, sum), sum = __fmaf_rn(x[b].w, x[b].w, sum);
+            }
+            i0 += batch * 1024;
+            if (i0 - start >= k) break;
+            load(s.x, x, i0);
+        }
+        scale = rsqrtf(block_sum(sum, scratch) / (float)k + s.eps);
+        if (k > batch * 1024) load(s.x, x, start);
+    }
+#if BITS == 16
+    float top = 0.0f, up = 1.0f;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass == 1) up = row_up(block_max(top, scratch));
+#pragma unroll 1
+        for (int i0 = start; i0 < padded; i0 += batch * 1024) {
+            // A row of one batch is still here, normed.
+            if (padded > batch * 1024 && (pass || i0 > start)) {
+                load(s.x, x, i0);
+                if (norm) load(s.other, w, i0);
+            }
+            if (norm && (padded > batch * 1024 || !pass)) normed();
+#pragma unroll
+            for (int b = 0; b < batch; b++) {
+                float4 v = x[b];
+                int i = i0 + b * 1024;
+                if (!pass) {
+                    top = fmaxf(fmaxf(fmaxf(top, fabsf(v.x)), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+                } else if (i < padded) {
+                    put_halves(v, up, high + i, low + i);
+                }
+            }
+        }
+    }
+    float down = 1.0f / up;
+#else
+#pragma unroll 1
+    for (int i0 = start; i0 < groups * 32; i0 += batch * 1024) {
+        if (i0 > start) {
+            load(s.x, x, i0);
+            if (norm) load(s.other, w, i0);
+        }
+        if (norm) normed();
 #pragma unroll
         for (int b = 0; b < batch; b++) {
             int i = i0 + b * 1024;
             if (i >= groups * 32) break;
-            Quad q = quantize4(v[b]);
+            float v[4] = {x[b].x, x[b].y, x[b].z, x[b].w};
+            Quad q = quantize4(v);
             int group = i / 32, part = i % 32 / 4;
             row[group * 8 + part % 4 * 2 + part / 4] = q.codes;
             if (part == 0) {
                 scales[group] = make_float2(q.unit, q.unit * (float)q.sum);
                 if (OFFSETS && SUBGROUPS == 2) firsts[group] = q.unit * (float)q.first;
             }
-        }
-    };
-    int i0 = threadIdx.x * 4;
-    if (s.kind == NORM && s.other && k % 4 == 0 && groups * 32 <= batch * 1024) {
-        float4 w[batch];
-#pragma unroll
-        for (int b = 0; b < batch; b++)
-            w[b] = i0 + b * 1024 < k ? *(const float4 *)(s.other + i0 + b * 1024) : float4();
-        wait_for_previous();
-#pragma unroll
-        for (int b = 0; b < batch; b++) {
-            float4 x = i0 + b * 1024 < k ? *(const float4 *)(s.x + i0 + b * 1024) : float4();
-            v[b][0] = x.x, v[b][1] = x.y, v[b][2] = x.z, v[b][3] = x.w;
-        }
-        // As `row_scale` and `source4` do it.
-        float sum = 0.0f;
-#pragma unroll
-        for (int b = 0; b < batch; b++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (i0 + b * 1024 < k) sum = __fmaf_rn(v[b][j], v[b][j], sum);
-        float scale = rsqrtf(block_sum(sum, scratch) / (float)k + s.eps);
-#pragma unroll
-        for (int b = 0; b < batch; b++) {
-            v[b][0] = __fmul_rn(__fmul_rn(v[b][0], scale), w[b].x);
-            v[b][1] = __fmul_rn(__fmul_rn(v[b][1], scale), w[b].y);
-            v[b][2] = __fmul_rn(__fmul_rn(v[b][2], scale), w[b].z);
-            v[b][3] = __fmul_rn(__fmul_rn(v[b][3], scale), w[b].w);
-        }
-        put_row(i0);
-    } else {
-        wait_for_previous();
-        float scale = row_scale(s, 0, k, scratch);
-        for (; i0 < groups * 32; i0 += batch * 1024) {
-            if (k % 4 == 0 && s.kind == PLAIN) {
-#pragma unroll
-                for (int b = 0; b < batch; b++) {
-                    float4 x = i0 + b * 1024 < k ? *(const float4 *)(s.x + i0 + b * 1024) : float4();
-                    v[b][0] = x.x, v[b][1] = x.y, v[b][2] = x.z, v[b][3] = x.w;
-                }
-            } else {
-#pragma unroll
-                for (int b = 0; b < batch; b++) source4(s, 0, k, i0 + b * 1024, scale, v[b]);
-            }
-            put_row(i0);
         }
     }
 #endif

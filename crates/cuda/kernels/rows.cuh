@@ -63,6 +63,16 @@ __device__ __forceinline__ float row_up(float top) {
     return ldexpf(1.0f, min(max(8 - exponent, -100), 100));
 }
 
+// Four values times a power of two as halves, and what these leave over.
+__device__ __forceinline__ void put_halves(float4 v, float up, u16 *high, u16 *low) {
+    float a = v.x * up, b = v.y * up, c = v.z * up, d = v.w * up;
+    u32 h0 = pack_halves(a, b), h1 = pack_halves(c, d);
+    *(uint2 *)high = make_uint2(h0, h1);
+    *(uint2 *)low = make_uint2(
+        pack_halves(a - half_to_float((u16)h0), b - half_to_float((u16)(h0 >> 16))),
+        pack_halves(c - half_to_float((u16)h1), d - half_to_float((u16)(h1 >> 16))));
+}
+
 // The row times a power of two as two halves a column, what the first leaves over in the second; up
 // to column `padded`, a multiple of 4. Gives what takes the power back. The block works together.
 __device__ __forceinline__ float split_row(
@@ -79,15 +89,7 @@ __device__ __forceinline__ float split_row(
     for (int i = threadIdx.x * 4; i < padded; i += blockDim.x * 4) {
         float v[4];
         source4(s, row, k, i, scale, v);
-        u32 h[2], l[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float a = v[2 * j] * up, b = v[2 * j + 1] * up;
-            h[j] = pack_halves(a, b);
-            l[j] = pack_halves(a - half_to_float((u16)h[j]), b - half_to_float((u16)(h[j] >> 16)));
-        }
-        *(uint2 *)(high + i) = make_uint2(h[0], h[1]);
-        *(uint2 *)(low + i) = make_uint2(l[0], l[1]);
+        put_halves(make_float4(v[0], v[1], v[2], v[3]), up, high + i, low + i);
     }
     return 1.0f / up;
 }

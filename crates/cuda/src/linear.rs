@@ -248,7 +248,13 @@ impl Linear {
 
     /// Whether the products of one row prepare it themselves.
     fn is_alone(&self, rows: usize) -> bool {
-        rows == 1 && self.matrices.iter().all(|m| m.one.is_some())
+        let simple = match self.before {
+            Before::Plain => true,
+            Before::Norm(_) => self.other.is_some(),
+            Before::Gated(_) => false,
+        };
+        let fits = self.k.is_multiple_of(4) && self.matrices.iter().all(|m| m.one.is_some());
+        rows == 1 && simple && fits
     }
 
     /// Whether the float tensor cores do the products.
