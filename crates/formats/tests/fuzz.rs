@@ -213,3 +213,14 @@ fn torch() {
         .map(|name| Seed { bytes: golden(name), fields: vec![] });
     fuzz(&seeds, cyb_formats::fuzz::fuzz_torch);
 }
+
+#[test]
+fn onnx() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/exported");
+    let seeds = ["activations.script", "keras_conv", "plain_qop", "loops.script", "shapes.script"]
+        .map(|name| Seed {
+            bytes: std::fs::read(dir.join(format!("{name}.onnx"))).unwrap(),
+            fields: vec![],
+        });
+    fuzz(&seeds, cyb_onnx::fuzz_onnx);
+}
