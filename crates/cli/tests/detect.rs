@@ -75,7 +75,7 @@ fn labels_replace_the_names_of_the_model() {
         let first = &got["detections"][0];
         assert_eq!(first["class"], format!("thing {}", first["class_id"]), "{first}");
     }
-    detect(&["--image", &face, "--labels", "one,two"]).fails(1, &["18"]);
+    detect(&["--image", &face, "--labels", "one,two"]).fails(1, &["2 classes"]);
     detect(&["--image", &face, "--labels", ","]).fails(2, &["--labels"]);
 }
 
