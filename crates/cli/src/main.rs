@@ -20,5 +20,6 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let verbose = args.common.verbose;
+    cyb_llm::end_on_lost_pages();
     commands::run(args).map_or_else(|failure| failure.report(verbose), |()| ExitCode::SUCCESS)
 }

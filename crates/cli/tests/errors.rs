@@ -145,6 +145,28 @@ fn an_interrupt_ends_within_a_step() {
     assert!(output.stdout.ends_with(b"\n"));
 }
 
+/// Weights are mapped: pages beyond a file's new end can no longer be read.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_becomes_shorter_in_use_is_an_error() {
+    use std::io::Read;
+    use std::process::Stdio;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::copy(demo(), &path).unwrap();
+    let words = ["run", "--model", path.to_str().unwrap(), "--prompt", "Count.", "--raw"];
+    let words = [&words[..], &["--max-tokens", "4000", "--temperature", "0"]].concat();
+    let mut child = command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("became shorter"), "{errors}");
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() {
     use std::process::Stdio;

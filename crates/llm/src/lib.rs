@@ -72,7 +72,7 @@ pub use cyb_fasttext::{FastText, FastTextError, Scratch};
 pub use cyb_formats::onnx::{Dimension, Elem};
 pub use cyb_onnx::{Note, OnnxError, Port, StepTime, Unsupported};
 pub use cyb_sample::{PARAMETERS, PRESETS, ParamError, Parameter, SamplingParams};
-pub use cyb_tensor::{DType, Tensor};
+pub use cyb_tensor::{DType, Tensor, end_on_lost_pages};
 pub use cyb_text::{Content, EncodeOptions, Message, RenderOptions};
 pub use indexmap::IndexMap;
 
