@@ -4,13 +4,11 @@
 
 mod dim;
 mod dtype;
-mod lost;
 mod map;
 pub mod quant;
 mod storage;
 
 pub use dim::{Bindings, Dim, DimError};
 pub use dtype::{Class, DType, Layout, UnknownDType};
-pub use lost::end_on_lost_pages;
-pub use map::{MapError, MappedFile};
+pub use map::{MapError, MappedFile, end_on_lost_pages};
 pub use storage::{AlignedBytes, Bytes, Tensor, TensorError, byte_len};
