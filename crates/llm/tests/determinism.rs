@@ -86,8 +86,12 @@ fn logits(engine: &Engine<Recorder>, seq: SeqId) -> BTreeMap<u32, Vec<u32>> {
 }
 
 fn alone(model: &Model, chunk: usize) -> BTreeMap<u32, Vec<u32>> {
+    alone_with(model, chunk, request(0))
+}
+
+fn alone_with(model: &Model, chunk: usize, request: Request) -> BTreeMap<u32, Vec<u32>> {
     let mut engine = engine(model, chunk);
-    let seq = submit(&mut engine, 0);
+    let seq = engine.submit(request).unwrap();
     finish(&mut engine);
     let seen = logits(&engine, seq);
     assert_eq!(seen.len(), 8, "one row for each new token");
@@ -100,6 +104,23 @@ fn logits_do_not_depend_on_threads_chunks_company_or_the_prefix_cache() {
     // kernels that real models have.
     same_logits(&cyb_testkit::golden("families/llama3.gguf"));
     same_logits(&cyb_testkit::model(cyb_testkit::DEMO));
+}
+
+/// The tiny model's layers see windows of a few tokens; a chunk ends anywhere in one.
+#[test]
+fn prompts_about_as_long_as_the_window_do_not_depend_on_chunks() {
+    let model = open(&cyb_testkit::golden("families/gemma3.gguf"), 1, BackendKind::Cpu);
+    for length in [5, 6, 7, 11, 12, 13, 15, 16, 17, 24, 31, 32, 33, 64] {
+        let prompt = |mut request: Request| {
+            request.prompt.truncate(length);
+            request
+        };
+        let whole = alone_with(&model, 512, prompt(request(0)));
+        for chunk in [1, 5, 16] {
+            let parts = alone_with(&model, chunk, prompt(request(0)));
+            assert!(parts == whole, "{length} tokens in chunks of {chunk}");
+        }
+    }
 }
 
 fn same_logits(path: &Path) {
