@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use cyb_cpu::matmul::{
-    Activations, BLOCK, Epilogue, FloatRows, Input, Output, PackedMatrix, Source, matmul,
+    Activations, BLOCK, Epilogue, FloatRows, Input, Native, Output, PackedMatrix, Source, matmul,
 };
 use cyb_cpu::memory::WeightMemory;
 use cyb_cpu::team::Team;
@@ -209,8 +209,8 @@ fn main() {
             .map(|_| {
                 let rows = buffer.len() / 4096 / 16 * 16;
                 let bytes = &buffer[..rows * 4096];
-                PackedMatrix::pack(&mut memory, &team, DType::F8E5M2, rows, 4096, bytes, &|_| ())
-                    .unwrap()
+                let source = Native { dtype: DType::F8E5M2, bytes, turned: false };
+                PackedMatrix::pack(&mut memory, &team, rows, 4096, source, &|_| ()).unwrap()
             })
             .collect();
         let read = seconds(|| {
@@ -261,9 +261,10 @@ fn measure(
 ) {
     let most = rows.iter().copied().max().unwrap_or(1).max(2);
     let bytes = weights(dtype, n * k);
+    let source = Native { dtype, bytes: &bytes, turned: false };
     let mut memory = WeightMemory::new();
     let copies: Vec<PackedMatrix> = (0..(PASS_BYTES / bytes.len()).clamp(1, 400))
-        .map(|_| PackedMatrix::pack(&mut memory, team, dtype, n, k, &bytes, &|_| ()).unwrap())
+        .map(|_| PackedMatrix::pack(&mut memory, team, n, k, source, &|_| ()).unwrap())
         .collect();
     let x: Vec<f32> =
         random_bytes(11, most * k).into_iter().map(|b| f32::from(b) / 128.0 - 1.0).collect();

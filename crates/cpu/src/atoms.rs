@@ -15,6 +15,10 @@ pub(crate) struct Atoms {
 }
 
 impl Kernel for Atoms {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
         if io.worker.index != 0 {
             return Ok(());

@@ -1,5 +1,6 @@
 //! What a kernel is on this backend, and the table of all kernels.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -7,11 +8,13 @@ use std::sync::Arc;
 use cyb_exec::{Call, ExecError};
 use cyb_ir::{Graph, Node, ValueId};
 use cyb_simd::AnyIsa;
+use cyb_tensor::Tensor;
 
 use crate::io::{Io, RawTensor};
 use crate::kernels;
-use crate::matmul::PackedMatrix;
+use crate::matmul::{Native, PackedMatrix};
 use crate::memory::WeightMemory;
+use crate::shared::SharedWeights;
 use crate::team::Team;
 
 /// A prepared call. `run` is entered by every worker of the team; between two steps all workers
@@ -28,6 +31,16 @@ pub(crate) trait Kernel: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether a run reads input `i`: weights that were packed are not read again.
+    fn reads(&self, _input: usize) -> bool {
+        true
+    }
+
+    /// Whether input `i` may lie at any address, since it is read byte by byte.
+    fn reads_bytes(&self, _input: usize) -> bool {
+        false
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String>;
 }
 
@@ -38,14 +51,15 @@ pub(crate) struct Build<'a> {
     pub(crate) isa: AnyIsa,
     pub(crate) team: &'a Team,
     pub(crate) weights: &'a mut Weights,
+    pub(crate) shared: &'a SharedWeights,
 }
 
 /// Packed weights of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Weights {
     memory: WeightMemory,
-    /// By the value they were, so that two users of a weight share one copy.
-    packed: HashMap<ValueId, Arc<PackedMatrix>>,
+    /// By the value they were and whether it is turned, so that two users of a weight share one copy.
+    packed: HashMap<(ValueId, bool), Arc<PackedMatrix>>,
 }
 
 impl Weights {
@@ -55,26 +69,59 @@ impl Weights {
 }
 
 impl Build<'_> {
-    /// A weight matrix in this backend's layout. The mapped bytes it came from are released.
-    pub(crate) fn pack(&mut self, v: ValueId) -> Result<Arc<PackedMatrix>, ExecError> {
-        if let Some(packed) = self.weights.packed.get(&v) {
+    /// A weight matrix [n, k] in this backend's layout, or [k, n] where it is `turned`. The mapped
+    /// bytes it came from are released.
+    pub(crate) fn pack(
+        &mut self,
+        v: ValueId,
+        turned: bool,
+    ) -> Result<Arc<PackedMatrix>, ExecError> {
+        if let Some(packed) = self.weights.packed.get(&(v, turned)) {
             return Ok(packed.clone());
         }
         let fail =
             |why: String| ExecError::Step { step: format!("packing {}", self.node.label), why };
         let tensor = self.graph.tensor(v).ok_or_else(|| fail("it is no weight".into()))?;
-        let [n, k] = *tensor.shape() else {
-            return Err(fail(format!("a matrix has two axes, not {:?}", tensor.shape())));
+        let [n, k] = match (tensor.shape(), turned) {
+            (&[n, k], false) | (&[k, n], true) => [n, k],
+            _ => return Err(fail(format!("a matrix has two axes, not {:?}", tensor.shape()))),
         };
-        let bytes = tensor.bytes().as_slice();
-        let memory = &mut self.weights.memory;
-        let done = |part| tensor.bytes().release_range(part);
-        let packed = PackedMatrix::pack(memory, self.team, tensor.dtype(), n, k, bytes, &done)
-            .map_err(|e| fail(e.to_string()))?;
-        tensor.bytes().release();
-        let packed = Arc::new(packed);
-        self.weights.packed.insert(v, packed.clone());
+        let form = if turned { "matrix, turned" } else { "matrix" };
+        let packed = match self.shared.get(tensor, form) {
+            Some(packed) => packed,
+            None => {
+                let source = Native { dtype: tensor.dtype(), bytes: tensor.bytes().as_slice(), turned };
+                let memory = &mut self.weights.memory;
+                let done = |part| tensor.bytes().release_range(part);
+                let packed = PackedMatrix::pack(memory, self.team, n, k, source, &done)
+                    .map_err(|e| fail(e.to_string()))?;
+                tensor.bytes().release();
+                let packed = Arc::new(packed);
+                self.shared.put(tensor, form, &packed);
+                packed
+            }
+        };
+        self.weights.packed.insert((v, turned), packed.clone());
         Ok(packed)
+    }
+
+    /// What `make` makes of a weight, unless some program of the backend has it in this form.
+    pub(crate) fn pack_as<T: Any + Send + Sync>(
+        &self,
+        v: ValueId,
+        form: &str,
+        make: impl FnOnce(&Tensor) -> Result<T, String>,
+    ) -> Result<Arc<T>, ExecError> {
+        let fail =
+            |why: String| ExecError::Step { step: format!("packing {}", self.node.label), why };
+        let tensor = self.graph.tensor(v).ok_or_else(|| fail("it is no weight".into()))?;
+        if let Some(made) = self.shared.get(tensor, form) {
+            return Ok(made);
+        }
+        let made = Arc::new(make(tensor).map_err(fail)?);
+        tensor.bytes().release();
+        self.shared.put(tensor, form, &made);
+        Ok(made)
     }
 }
 

@@ -13,6 +13,7 @@ mod kernels;
 pub mod matmul;
 pub mod memory;
 mod program;
+mod shared;
 pub mod team;
 
 pub use program::CpuBackend;

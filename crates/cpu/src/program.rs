@@ -14,13 +14,14 @@ use cyb_exec::{
 };
 use cyb_ir::{Atom, Graph, Op, Read, Source, ValueId};
 use cyb_simd::AnyIsa;
-use cyb_tensor::{Bytes, DType};
+use cyb_tensor::{AlignedBytes, Bytes, DType};
 
 use crate::atoms::Atoms;
 use crate::buffer::Buffer;
 use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
 use crate::kernels::chain::{ChainKernel, chains};
+use crate::shared::SharedWeights;
 use crate::team::{Team, TeamError, Worker};
 
 /// Elements up to which a light step is one worker's: about what is computed while workers wait for
@@ -33,22 +34,23 @@ pub struct CpuBackend {
     team: Arc<Team>,
     isa: AnyIsa,
     kernels: bool,
+    shared: Arc<SharedWeights>,
 }
 
 impl CpuBackend {
     /// The best instruction set this CPU has.
     pub fn new(team: Arc<Team>) -> CpuBackend {
-        CpuBackend { team, isa: AnyIsa::best(), kernels: true }
+        CpuBackend::with_isa(team, AnyIsa::best())
     }
 
     /// A given instruction set, which the CPU must have.
     pub fn with_isa(team: Arc<Team>, isa: AnyIsa) -> CpuBackend {
-        CpuBackend { team, isa, kernels: true }
+        CpuBackend { team, isa, kernels: true, shared: Arc::default() }
     }
 
     /// No kernels: every call runs through its definition.
     pub fn atoms(team: Arc<Team>) -> CpuBackend {
-        CpuBackend { team, isa: AnyIsa::best(), kernels: false }
+        CpuBackend { kernels: false, ..CpuBackend::new(team) }
     }
 }
 
@@ -83,6 +85,8 @@ enum Place {
     /// Part of the arena, by number of the buffer.
     Buffer(usize),
     Fixed(Bytes),
+    /// A weight that no step reads, since its packed form is read instead.
+    Packed,
     State(usize),
 }
 
@@ -219,6 +223,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
                     isa: backend.isa,
                     team: &backend.team,
                     weights: &mut weights,
+                    shared: &backend.shared,
                 };
                 ((row.build)(&mut build)?, row.name)
             }
@@ -262,6 +267,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         let dims = fact.shape.iter().map(|d| symbols.compile(d)).collect();
         values.push(Layout { dtype: fact.dtype, dims, place });
     }
+    settle(&graph, &steps, &operands, mode, &mut values);
     let weight_bytes = weights.bytes();
     Ok(Prepared {
         team: backend.team.clone(),
@@ -277,6 +283,45 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         states,
         weight_bytes,
     })
+}
+
+/// Lets go of fixed bytes that no step reads, and moves those that kernels read as numbers to where
+/// numbers may lie.
+fn settle(
+    graph: &Graph,
+    steps: &[Step],
+    operands: &[usize],
+    mode: PlanMode,
+    values: &mut [Layout],
+) {
+    // A trace shows every operand.
+    let shown = mode != PlanMode::Reuse;
+    let mut read = vec![shown; values.len()];
+    let mut as_numbers = vec![false; values.len()];
+    for step in steps {
+        for (i, &v) in operands[step.inputs.clone()].iter().enumerate() {
+            let reads = step.kernel.reads(i);
+            read[v] |= reads;
+            as_numbers[v] |= reads && !step.kernel.reads_bytes(i);
+        }
+    }
+    graph.outputs.iter().for_each(|(_, v)| read[v.index()] = true);
+    // One copy for a value and its reshapes.
+    let mut moved: HashMap<usize, Bytes> = HashMap::new();
+    for (v, layout) in values.iter_mut().enumerate() {
+        let Place::Fixed(bytes) = &layout.place else { continue };
+        if !read[v] {
+            layout.place = Place::Packed;
+            continue;
+        }
+        let start = bytes.as_slice().as_ptr() as usize;
+        let size = layout.dtype.layout().bytes;
+        if as_numbers[v] && size.is_power_of_two() && !start.is_multiple_of(size) {
+            let copy = || Bytes::owned(AlignedBytes::from_slice(bytes.as_slice()));
+            let copy = moved.entry(start).or_insert_with(copy).clone();
+            layout.place = Place::Fixed(copy);
+        }
+    }
 }
 
 /// Whether a value is a state or what a jet makes of one in place: a later step overwrites it.
@@ -309,7 +354,10 @@ impl Prepared {
         }
         let rank = layout.dims.len();
         // Blocks lie along the innermost axis; a tensor without elements may be of any width.
-        let bytes = cyb_tensor::byte_len(layout.dtype, &dims[..rank])?;
+        let bytes = match layout.place {
+            Place::Packed => 0,
+            _ => cyb_tensor::byte_len(layout.dtype, &dims[..rank])?,
+        };
         let start = std::ptr::null_mut();
         Ok(RawTensor { start, bytes, dtype: layout.dtype, dims, rank })
     }
@@ -389,6 +437,7 @@ impl CpuSession {
         match &self.program.values[value].place {
             Place::Buffer(b) => self.arena.at(self.offsets[*b]),
             Place::Fixed(bytes) => bytes.as_slice().as_ptr().cast_mut(),
+            Place::Packed => std::ptr::dangling_mut::<u64>().cast(),
             Place::State(i) => self.states[*i].at(0),
         }
     }

@@ -61,7 +61,10 @@ fn ring_shared(kind: &Kind, hopper: bool) -> usize {
 fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
     let stores = |d: DType| Kind::of(d).is_some();
     let floats = |i: usize| weights.contains(&i) || call.inputs[i].dtype == DType::F32;
-    call.inputs[x].dtype == DType::F32
+    // Weights are packed from rows.
+    let turned = attrs_of(call.op).flag("turned").unwrap_or(false);
+    !turned
+        && call.inputs[x].dtype == DType::F32
         && call.inputs[x].rank() > 0
         && (0..call.inputs.len()).all(floats)
         && weights.clone().all(|i| {

@@ -61,6 +61,11 @@ pub(crate) fn jet_node<'g>(graph: &'g Graph, v: ValueId, name: &str) -> Option<&
     graph.producer(v).filter(|node| node.op.name() == name && matches!(node.op, Op::Jet(..)))
 }
 
+/// Whether the weights of a product lie the other way round.
+fn is_turned(node: &Node) -> bool {
+    matches!(&node.op, Op::Jet(_, attrs) if attrs.flag("turned").unwrap_or(false))
+}
+
 /// How often nodes, outputs and updates read the value.
 pub(crate) fn reads(graph: &Graph, v: ValueId) -> usize {
     let by_nodes = graph.nodes.iter().flat_map(|n| &n.inputs).filter(|&&i| i == v).count();
@@ -80,7 +85,7 @@ fn read_once(graph: &Graph, v: ValueId) -> bool {
 fn gated(graph: &Graph, id: NodeId) -> Option<Fused> {
     let node = graph.node(id);
     let [x, w] = *node.inputs.as_slice() else { return None };
-    if node.op.name() != "linear" || !read_once(graph, x) {
+    if node.op.name() != "linear" || is_turned(node) || !read_once(graph, x) {
         return None;
     }
     let (inputs, activation) = match jet_node(graph, x, "swiglu") {
@@ -141,6 +146,7 @@ fn shared_input(graph: &Graph, id: NodeId) -> Option<Fused> {
             n.op.name() == "linear"
                 && n.inputs[0] == x
                 && n.inputs.len() == arity
+                && is_turned(n) == is_turned(node)
                 && n.inputs[1..].iter().all(fixed)
         })
         .collect();
@@ -155,7 +161,7 @@ fn shared_input(graph: &Graph, id: NodeId) -> Option<Fused> {
     }
     Some(Fused {
         jet: &LINEAR_MANY,
-        attrs: Attrs::new().with("bias", arity == 3),
+        attrs: Attrs::new().with("bias", arity == 3).with("turned", is_turned(node)),
         inputs,
         outputs: family.iter().map(|n| n.outputs[0]).collect(),
     })

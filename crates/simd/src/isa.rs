@@ -30,6 +30,9 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// `init` must hold `-SIGNED_BIAS * sum(x)`.
     const SIGNED_BIAS: i32;
 
+    /// [`dot_bytes`](Isa::dot_bytes) computes with bytes this much smaller than given.
+    const BYTE_BIAS: i32;
+
     /// Whether there are 32 registers of 16 lanes.
     const WIDE: bool;
 
@@ -150,6 +153,9 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// A step with codes in `-128..=127` and activations in `-127..=127`; see
     /// [`SIGNED_BIAS`](Isa::SIGNED_BIAS).
     fn dot_signed(self, d: Self::D, w: Self::B, x: Self::X) -> Self::D;
+    /// Adds `sum(w[4r + j] * (x[j] - BYTE_BIAS), j < 4)` to every lane `r`, exactly, for codes in
+    /// `-128..=127` and unsigned bytes: see [`BYTE_BIAS`](Isa::BYTE_BIAS).
+    fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I;
     fn dot_fold(self, d: Self::D) -> Self::D;
     fn dot_finish(self, d: Self::D, init: i32) -> Self::I;
 

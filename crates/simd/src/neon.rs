@@ -104,6 +104,7 @@ unsafe fn narrow_f16(v: float32x4_t) -> uint16x4_t {
 impl Isa for Neon {
     const KIND: IsaKind = IsaKind::Neon;
     const SIGNED_BIAS: i32 = 0;
+    const BYTE_BIAS: i32 = 128;
     const WIDE: bool = false;
     type F = [float32x4_t; 4];
     type I = [int32x4_t; 4];
@@ -361,6 +362,11 @@ impl Isa for Neon {
     #[inline(always)]
     fn dot_signed(self, d: Self::D, w: Self::B, x: Self::X) -> Self::D {
         each!(|I| sdot(d[I], vreinterpretq_s8_u8(w[I]), x))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I {
+        let x = one!(veorq_s8(x, vdupq_n_s8(i8::MIN)));
+        each!(|I| sdot(sums[I], vreinterpretq_s8_u8(w[I]), x))
     }
     #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {

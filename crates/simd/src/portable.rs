@@ -43,6 +43,7 @@ fn tree<T: Copy>(mut v: [T; LANES], f: impl Fn(T, T) -> T) -> T {
 impl Isa for Portable {
     const KIND: IsaKind = IsaKind::Portable;
     const SIGNED_BIAS: i32 = 0;
+    const BYTE_BIAS: i32 = 0;
     const WIDE: bool = false;
     type F = [f32; LANES];
     type I = [i32; LANES];
@@ -273,6 +274,14 @@ impl Isa for Portable {
     fn dot_signed(self, d: Self::D, w: Self::B, x: Self::X) -> Self::D {
         std::array::from_fn(|r| {
             (0..4).fold(d[r], |s, j| s + i32::from(w[4 * r + j].cast_signed()) * i32::from(x[j]))
+        })
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I {
+        std::array::from_fn(|r| {
+            (0..4).fold(sums[r], |s, j| {
+                s + i32::from(w[4 * r + j].cast_signed()) * i32::from(x[j].cast_unsigned())
+            })
         })
     }
     #[inline(always)]

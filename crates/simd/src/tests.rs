@@ -258,6 +258,58 @@ fn integers_are_exact_everywhere() {
     }
 }
 
+/// A step of unsigned bytes, with what the instruction set takes off each.
+struct Bytes {
+    codes: [u8; 64],
+    x: [u8; 4],
+    sums: [i32; LANES],
+}
+
+impl SimdOp for &Bytes {
+    type Output = [i32; LANES];
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) -> Self::Output {
+        // SAFETY: 64 codes, 4 bytes and 16 sums are readable.
+        let (w, x, sums) = unsafe {
+            (
+                s.load_b(self.codes.as_ptr()),
+                s.load_x(self.x.as_ptr().cast()),
+                s.load_i(self.sums.as_ptr()),
+            )
+        };
+        let mut out = s.to_array_i(s.dot_bytes(sums, w, x));
+        for (row, sum) in out.iter_mut().enumerate() {
+            let codes = &self.codes[4 * row..4 * row + 4];
+            *sum += S::BYTE_BIAS * codes.iter().map(|&w| i32::from(w.cast_signed())).sum::<i32>();
+        }
+        out
+    }
+}
+
+#[test]
+fn dot_products_of_bytes_are_exact() {
+    let mut r = Random(17);
+    for round in 0..if cfg!(miri) { 4 } else { 500 } {
+        let codes = match round % 3 {
+            0 => [0x80; 64],
+            1 => [0x7f; 64],
+            _ => r.bytes(),
+        };
+        let x = if round % 2 == 0 { [255; 4] } else { (r.next() as u32).to_le_bytes() };
+        let case = Bytes { codes, x, sums: std::array::from_fn(|_| (r.next() as i32) >> 4) };
+        let want: [i32; LANES] = std::array::from_fn(|row| {
+            let product = |j: usize| {
+                i32::from(case.codes[4 * row + j].cast_signed()) * i32::from(case.x[j])
+            };
+            case.sums[row] + (0..4).map(product).sum::<i32>()
+        });
+        for isa in AnyIsa::detect() {
+            assert_eq!(isa.run(&case), want, "{}", isa.kind());
+        }
+    }
+}
+
 #[test]
 fn dot_products_never_saturate() {
     let mut r = Random(3);

@@ -11,4 +11,4 @@ mod storage;
 pub use dim::{Bindings, Dim, DimError};
 pub use dtype::{Class, DType, Layout, UnknownDType};
 pub use map::{MapError, MappedFile, end_on_lost_pages};
-pub use storage::{AlignedBytes, Bytes, Tensor, TensorError, byte_len};
+pub use storage::{AlignedBytes, Bytes, Tensor, TensorError, WeakBytes, byte_len};

@@ -1,7 +1,7 @@
 //! Where a tensor's bytes are: owned memory or a slice of a mapped file, shared either way.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
 
@@ -50,13 +50,14 @@ pub struct Bytes(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    Owned(Arc<AlignedBytes>),
+    Owned { bytes: Arc<AlignedBytes>, offset: usize, len: usize },
     Mapped { file: Arc<MappedFile>, offset: usize, len: usize },
 }
 
 impl Bytes {
     pub fn owned(bytes: AlignedBytes) -> Bytes {
-        Bytes(Source::Owned(Arc::new(bytes)))
+        let len = bytes.len;
+        Bytes(Source::Owned { bytes: Arc::new(bytes), offset: 0, len })
     }
 
     /// `len` bytes of `file` from `offset`; `None` when they are not inside the file.
@@ -67,20 +68,47 @@ impl Bytes {
 
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
-            Source::Owned(b) => b.as_slice(),
+            Source::Owned { bytes, offset, len } => &bytes.as_slice()[*offset..*offset + *len],
             Source::Mapped { file, offset, len } => &file.bytes()[*offset..*offset + *len],
         }
     }
 
     pub fn len(&self) -> usize {
         match &self.0 {
-            Source::Owned(b) => b.len,
-            Source::Mapped { len, .. } => *len,
+            Source::Owned { len, .. } | Source::Mapped { len, .. } => *len,
         }
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A part, without a copy; `None` when it is not inside.
+    pub fn slice(&self, part: std::ops::Range<usize>) -> Option<Bytes> {
+        let size = part.end.checked_sub(part.start)?;
+        if part.end > self.len() {
+            return None;
+        }
+        let mut slice = self.clone();
+        match &mut slice.0 {
+            Source::Owned { offset, len, .. } | Source::Mapped { offset, len, .. } => {
+                *offset += part.start;
+                *len = size;
+            }
+        }
+        Some(slice)
+    }
+
+    /// A handle that keeps nothing alive, to tell later whether bytes are these.
+    pub fn downgrade(&self) -> WeakBytes {
+        WeakBytes(match &self.0 {
+            Source::Owned { bytes, offset, len } => {
+                WeakSource::Owned(Arc::downgrade(bytes), *offset, *len)
+            }
+            Source::Mapped { file, offset, len } => {
+                WeakSource::Mapped(Arc::downgrade(file), *offset, *len)
+            }
+        })
     }
 
     /// Drops the resident pages of a mapped slice, once a backend has made its own copy. Owned
@@ -93,6 +121,40 @@ impl Bytes {
     pub fn release_range(&self, part: std::ops::Range<usize>) {
         if let Source::Mapped { file, offset, len } = &self.0 {
             file.release(*offset + part.start.min(*len)..*offset + part.end.min(*len));
+        }
+    }
+}
+
+/// What [`Bytes`] were, as long as somebody holds them.
+#[derive(Clone, Debug)]
+pub struct WeakBytes(WeakSource);
+
+#[derive(Clone, Debug)]
+enum WeakSource {
+    Owned(Weak<AlignedBytes>, usize, usize),
+    Mapped(Weak<MappedFile>, usize, usize),
+}
+
+impl WeakBytes {
+    /// Whether `bytes` are the same part of the same memory.
+    pub fn is(&self, bytes: &Bytes) -> bool {
+        match (&self.0, &bytes.0) {
+            (WeakSource::Owned(weak, a, n), Source::Owned { bytes, offset, len }) => {
+                weak.as_ptr() == Arc::as_ptr(bytes) && a == offset && n == len
+            }
+            (WeakSource::Mapped(weak, a, n), Source::Mapped { file, offset, len }) => {
+                weak.as_ptr() == Arc::as_ptr(file) && a == offset && n == len
+            }
+            (WeakSource::Owned(..), Source::Mapped { .. })
+            | (WeakSource::Mapped(..), Source::Owned { .. }) => false,
+        }
+    }
+
+    /// Whether nobody holds them any more.
+    pub fn is_gone(&self) -> bool {
+        match &self.0 {
+            WeakSource::Owned(weak, ..) => weak.strong_count() == 0,
+            WeakSource::Mapped(weak, ..) => weak.strong_count() == 0,
         }
     }
 }

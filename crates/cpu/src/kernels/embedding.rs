@@ -23,6 +23,10 @@ fn supports(call: &Call<'_>) -> bool {
 struct Embedding;
 
 impl Kernel for Embedding {
+    fn reads_bytes(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }

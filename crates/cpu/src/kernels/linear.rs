@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cyb_exec::{Call, ExecError};
-use cyb_ir::ValueId;
+use cyb_ir::{Op, ValueId};
 use cyb_simd::AnyIsa;
 use cyb_tensor::{Class, DType};
 
@@ -15,7 +15,7 @@ use crate::io::{Io, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 use crate::matmul::{
     ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, Source,
-    matmul,
+    matmul, turns,
 };
 use crate::team::Worker;
 
@@ -42,8 +42,10 @@ pub(crate) static ROWS: &[Row] = &[
 /// Whether the inputs in `weights` are fixed matrices this backend packs, and the input at `x` has
 /// whole blocks where they are quantised.
 fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
+    let turned = is_turned(call.op);
     let packs = |d: DType| match d.class() {
-        Class::Quantized | Class::Float => true,
+        Class::Quantized => !turned,
+        Class::Float => !turned || turns(d),
         Class::Bool | Class::Int => false,
     };
     let of_floats = call
@@ -54,6 +56,10 @@ fn fits(call: &Call<'_>, x: usize, weights: std::ops::Range<usize>) -> bool {
     call.inputs[x].dtype == DType::F32
         && of_floats
         && weights.clone().all(|i| call.fixed[i] && packs(call.inputs[i].dtype))
+}
+
+fn is_turned(op: &Op) -> bool {
+    attrs_of(op).flag("turned").unwrap_or(false)
 }
 
 fn many_weights(call: &Call<'_>) -> std::ops::Range<usize> {
@@ -69,7 +75,7 @@ fn many_fits(call: &Call<'_>) -> bool {
 }
 
 fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
-    let weights = vec![b.pack(b.node.inputs[1])?];
+    let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
     let bias = b.node.inputs.get(2).map(|_| 2);
     Ok(Box::new(Linear {
         weights,
@@ -82,7 +88,7 @@ fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
 }
 
 fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
-    let weights = vec![b.pack(b.node.inputs[1])?];
+    let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
     Ok(Box::new(Linear {
         weights,
         biases: vec![None],
@@ -98,7 +104,8 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let count = range.len();
     let with_bias = b.node.inputs.len() > range.end;
     let ids: Vec<ValueId> = b.node.inputs[range.clone()].to_vec();
-    let weights = ids.into_iter().map(|v| b.pack(v)).collect::<Result<Vec<_>, _>>()?;
+    let turned = is_turned(&b.node.op);
+    let weights = ids.into_iter().map(|v| b.pack(v, turned)).collect::<Result<Vec<_>, _>>()?;
     let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
     Ok(Box::new(Linear {
         weights,
@@ -111,7 +118,7 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
 }
 
 fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
-    let weights = vec![b.pack(b.node.inputs[2])?];
+    let weights = vec![b.pack(b.node.inputs[2], false)?];
     let gate = match attrs_of(&b.node.op).text("activation")? {
         "tanh" => Gate::GeluTanh,
         "none" => Gate::GeluErf,
@@ -165,6 +172,12 @@ impl Linear {
 }
 
 impl Kernel for Linear {
+    fn reads(&self, input: usize) -> bool {
+        // Weights lie between what is multiplied with them and what is added.
+        let first = if self.gate.is_some() { 2 } else { 1 };
+        !(first..first + self.weights.len()).contains(&input)
+    }
+
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let x = &limits[0];
         let rows = x.dims[..x.rank - 1].iter().product();

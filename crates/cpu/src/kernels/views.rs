@@ -109,6 +109,10 @@ impl CopyView {
 }
 
 impl Kernel for CopyView {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }
@@ -174,6 +178,10 @@ fn is_row_gather(call: &Call<'_>) -> bool {
 struct GatherRows;
 
 impl Kernel for GatherRows {
+    fn reads_bytes(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }
@@ -225,6 +233,10 @@ struct Gather {
 }
 
 impl Kernel for Gather {
+    fn reads_bytes(&self, input: usize) -> bool {
+        input == 0
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }
@@ -315,6 +327,10 @@ struct Pad {
 }
 
 impl Kernel for Pad {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }
@@ -353,6 +369,10 @@ fn is_decode(call: &Call<'_>) -> bool {
 struct Decode;
 
 impl Kernel for Decode {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }
@@ -397,6 +417,10 @@ struct Concat {
 }
 
 impl Kernel for Concat {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
     fn light(&self, _inputs: &[RawTensor], outputs: &[RawTensor]) -> Option<usize> {
         Some(outputs[0].elements())
     }

@@ -48,6 +48,15 @@ const CACHED_BYTES: usize = 512 << 10;
 /// Weight bytes that are packed before their source is let go.
 const SLAB_BYTES: usize = 16 << 20;
 
+/// A matrix as a file has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Native<'a> {
+    pub dtype: DType,
+    pub bytes: &'a [u8],
+    /// Whether it lies as [k, n], which floating-point weights of 16 and 32 bits may.
+    pub turned: bool,
+}
+
 /// Why weights cannot be packed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PackError {
@@ -57,6 +66,8 @@ pub enum PackError {
     Shape { dtype: DType, n: usize, k: usize },
     #[error("a matrix of {dtype} cannot be multiplied: convert it to a floating-point dtype")]
     DType { dtype: DType },
+    #[error("a matrix of {dtype} cannot be multiplied the other way round")]
+    Turned { dtype: DType },
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
     #[error(transparent)]
@@ -90,20 +101,23 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs `n` rows of `k` values in their native layout, on all workers of `team`. `packed` is
-    /// told which bytes will not be read again, from time to time.
+    /// Packs `n` rows of `k` values, on all workers of `team`. `packed` is told which bytes will not
+    /// be read again, from time to time.
     ///
     /// # Errors
     /// A wrong number of bytes, an integer dtype, no memory.
     pub fn pack(
         memory: &mut WeightMemory,
         team: &Team,
-        dtype: DType,
         n: usize,
         k: usize,
-        bytes: &[u8],
+        source: Native<'_>,
         packed: &dyn Fn(Range<usize>),
     ) -> Result<PackedMatrix, PackError> {
+        let Native { dtype, bytes, turned } = source;
+        if turned && !turns(dtype) {
+            return Err(PackError::Turned { dtype });
+        }
         let row_bytes = dtype.bytes_for(k).ok_or(PackError::Shape { dtype, n, k })?;
         let want = row_bytes.checked_mul(n).ok_or(PackError::Shape { dtype, n, k })?;
         if bytes.len() != want {
@@ -135,7 +149,7 @@ impl PackedMatrix {
         let mut region = memory.region(len)?;
         if n > 0 && k > 0 {
             let out = region.as_mut_slice();
-            fill(team, dtype, (n, k), &form, tile_bytes, (bytes, packed), out)?;
+            fill(team, source, (n, k), &form, tile_bytes, packed, out)?;
         }
         Ok(PackedMatrix { dtype, n, k, form, tile_bytes, region })
     }
@@ -178,16 +192,23 @@ impl PackedMatrix {
     }
 }
 
+/// Whether a matrix of this dtype may be packed from [k, n]: a tile's values for one k then lie
+/// side by side already.
+pub(crate) fn turns(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
 /// Writes all tiles.
 fn fill(
     team: &Team,
-    dtype: DType,
+    source: Native<'_>,
     (n, k): (usize, usize),
     form: &Form,
     tile_bytes: usize,
-    (bytes, packed): (&[u8], &dyn Fn(Range<usize>)),
+    packed: &dyn Fn(Range<usize>),
     out: &mut [u8],
 ) -> Result<(), PackError> {
+    let Native { dtype, bytes, turned } = source;
     let row_bytes = bytes.len() / n;
     let zeros = vec![0; row_bytes];
     let tiles = n.div_ceil(ROWS);
@@ -218,6 +239,7 @@ fn fill(
                         }
                     };
                     match form {
+                        _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
                         Form::Tiles(plan) => {
                             retile::tile(dtype, plan, &std::array::from_fn(row), k / BLOCK, out);
                         }
@@ -233,9 +255,25 @@ fn fill(
                 }
             }
         })?;
-        packed(first * ROWS * row_bytes..(slab.end * ROWS).min(n) * row_bytes);
+        if !turned {
+            packed(first * ROWS * row_bytes..(slab.end * ROWS).min(n) * row_bytes);
+        }
+    }
+    if turned {
+        packed(0..bytes.len());
     }
     Ok(())
+}
+
+/// Writes the tile of columns `first..` of a matrix [k, n].
+fn turned_tile(bytes: &[u8], (n, k): (usize, usize), first: usize, dtype: DType, out: &mut [u8]) {
+    let size = dtype.layout().bytes;
+    let used = ROWS.min(n - first) * size;
+    for (i, out) in out.chunks_exact_mut(ROWS * size).take(k).enumerate() {
+        let at = (i * n + first) * size;
+        out[..used].copy_from_slice(&bytes[at..at + used]);
+        out[used..].fill(0);
+    }
 }
 
 /// Writes row `r` of a tile of floating-point weights.

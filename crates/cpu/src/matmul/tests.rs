@@ -8,6 +8,10 @@ use cyb_tensor::{Class, DType, quant};
 
 use super::*;
 
+fn native(dtype: DType, bytes: &[u8]) -> Native<'_> {
+    Native { dtype, bytes, turned: false }
+}
+
 /// xorshift64*, seeded per case.
 struct Random(u64);
 
@@ -83,7 +87,7 @@ impl Case {
         let mut memory = WeightMemory::new();
         let Case { n, k, .. } = *self;
         let packed =
-            PackedMatrix::pack(&mut memory, team, self.dtype, n, k, &self.weights, &|_| ())
+            PackedMatrix::pack(&mut memory, team, n, k, native(self.dtype, &self.weights), &|_| ())
                 .unwrap();
         let m = rows.len();
         let x = &self.x[rows.start * k..rows.end * k];
@@ -354,7 +358,7 @@ fn packed_weights_are_hardly_larger() {
         let (n, k) = (64, 1024);
         let bytes = vec![0; dtype.bytes_for(n * k).unwrap()];
         let mut memory = WeightMemory::new();
-        let packed = PackedMatrix::pack(&mut memory, &team, dtype, n, k, &bytes, &|_| ()).unwrap();
+        let packed = PackedMatrix::pack(&mut memory, &team, n, k, native(dtype, &bytes), &|_| ()).unwrap();
         let limit = match dtype {
             // A byte of scale becomes two, a byte of element two.
             DType::MXFP4 => 1.06,
@@ -371,7 +375,8 @@ fn wrong_weights_are_errors() {
     let team = Team::new(1).unwrap();
     let mut memory = WeightMemory::new();
     let mut pack = |dtype, n, k, len| {
-        PackedMatrix::pack(&mut memory, &team, dtype, n, k, &vec![0; len], &|_| ()).map(|p| p.n())
+        PackedMatrix::pack(&mut memory, &team, n, k, native(dtype, &vec![0; len]), &|_| ())
+            .map(|p| p.n())
     };
     assert!(matches!(pack(DType::Q4_0, 2, 32, 35), Err(PackError::Length { want: 36, .. })));
     assert!(matches!(pack(DType::Q4_0, 2, 33, 36), Err(PackError::Shape { .. })));

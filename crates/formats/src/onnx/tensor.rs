@@ -99,7 +99,7 @@ impl Store {
             if raw.len() != want {
                 return Err(wrong(raw.len()));
             }
-            self.slice(raw, dtype.layout().bytes)
+            self.slice(raw)
         } else {
             let bytes = typed(elem, proto, count).map_err(|got| {
                 let want = typed_len(elem, count);
@@ -116,11 +116,10 @@ impl Store {
         Ok(Constant::Tensor { elem, tensor })
     }
 
-    /// The bytes as a slice of the mapped file when they are one and lie at a multiple of `align`,
-    /// so that they can be read as numbers; else a copy.
-    fn slice(&self, raw: &[u8], align: usize) -> Bytes {
-        let aligned = (raw.as_ptr() as usize).is_multiple_of(align.max(1));
-        let mapped = self.file.as_ref().filter(|_| aligned).and_then(|file| {
+    /// The bytes as a slice of the mapped file, at whatever address they lie, or as a copy where
+    /// there is no file.
+    fn slice(&self, raw: &[u8]) -> Bytes {
+        let mapped = self.file.as_ref().and_then(|file| {
             let offset = (raw.as_ptr() as usize).checked_sub(file.bytes().as_ptr() as usize)?;
             Bytes::mapped(file.clone(), offset, raw.len())
         });

@@ -4,27 +4,28 @@
 use cyb_ir::{Attrs, Builder, Case, Fact, Fill, IrError, Jet, Signature, Tolerance, ValueId};
 use cyb_tensor::{DType, Dim};
 
+use super::linear::is_turned;
 use super::{GEGLU, LINEAR, SWIGLU};
 use crate::sugar::{Defined, arity};
 
 /// The tolerance of [`LINEAR`].
 const PRODUCT: Tolerance = Tolerance { absolute: 1e-4, relative: 2e-2 };
 
-fn linear(b: &mut Builder, inputs: &[ValueId]) -> Result<ValueId, IrError> {
-    Ok((LINEAR.define)(b, inputs, &Attrs::new())?[0])
+fn linear(b: &mut Builder, inputs: &[ValueId], turned: bool) -> Result<ValueId, IrError> {
+    Ok((LINEAR.define)(b, inputs, &Attrs::new().with("turned", turned))?[0])
 }
 
 fn matrix(a: &str, b: &str) -> Fact {
     Fact::new(DType::F32, [Dim::symbol(a), Dim::symbol(b)])
 }
 
-/// `linear_add(x[..., K], w[N, K], residual[..., N]) = residual + x · wᵀ`.
+/// `linear_add{turned?}(x[..., K], w[N, K], residual[..., N]) = residual + x · wᵀ`.
 pub static LINEAR_ADD: Jet = Jet {
     name: "linear_add",
     summary: "product added to a residual",
-    define: |b, inputs, _| {
+    define: |b, inputs, attrs| {
         arity("linear_add", inputs, 3..=3)?;
-        let y = linear(b, &inputs[..2])?;
+        let y = linear(b, &inputs[..2], is_turned(attrs)?)?;
         Ok(vec![b.add(inputs[2], y)?])
     },
     signatures: || {
@@ -32,21 +33,24 @@ pub static LINEAR_ADD: Jet = Jet {
         vec![Signature { inputs, attrs: Attrs::new() }]
     },
     cases: || {
-        [(DType::Q4_K, 1), (DType::Q8_0, 5), (DType::F32, 3)]
+        let mut cases: Vec<Case> = [(DType::Q4_K, 1), (DType::Q8_0, 5), (DType::F32, 3)]
             .map(|(dtype, m)| {
                 Case::new(format!("{dtype} {m}"), Attrs::new())
                     .normal(&[m, 256])
                     .input(dtype, &[37, 256], Fill::Normal(0.5))
                     .normal(&[m, 37])
             })
-            .into()
+            .into();
+        let turned = Case::new("turned", Attrs::new().with("turned", true));
+        cases.push(turned.normal(&[4, 29]).normal(&[29, 18]).normal(&[4, 18]));
+        cases
     },
     tolerance: PRODUCT,
     in_place: &[],
 };
 
-/// `linear_many{bias}(x[..., K], w1[N1, K], ..., wn, b1[N1]?, ..., bn?) -> n outputs`: products that
-/// share their input, with biases for all or for none.
+/// `linear_many{bias, turned?}(x[..., K], w1[N1, K], ..., wn, b1[N1]?, ..., bn?) -> n outputs`:
+/// products that share their input, with biases for all or for none, and all weights turned or none.
 pub static LINEAR_MANY: Jet = Jet {
     name: "linear_many",
     summary: "several products of one input",
@@ -67,6 +71,9 @@ pub static LINEAR_MANY: Jet = Jet {
                 cases.push(if bias { case.normal(&[48]).normal(&[21]) } else { case });
             }
         }
+        let turned = Attrs::new().with("bias", false).with("turned", true);
+        let turned = Case::new("turned", turned).normal(&[5, 29]);
+        cases.push(turned.normal(&[29, 18]).normal(&[29, 40]));
         cases
     },
     tolerance: PRODUCT,
@@ -76,11 +83,12 @@ pub static LINEAR_MANY: Jet = Jet {
 fn define_many(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {
     arity("linear_many", inputs, 2..=usize::MAX)?;
     let (x, rest) = (inputs[0], &inputs[1..]);
+    let turned = is_turned(attrs)?;
     if !attrs.flag("bias")? {
-        return rest.iter().map(|&w| linear(b, &[x, w])).collect();
+        return rest.iter().map(|&w| linear(b, &[x, w], turned)).collect();
     }
     let (weights, biases) = rest.split_at(rest.len() / 2);
-    weights.iter().zip(biases).map(|(&w, &bias)| linear(b, &[x, w, bias])).collect()
+    weights.iter().zip(biases).map(|(&w, &bias)| linear(b, &[x, w, bias], turned)).collect()
 }
 
 /// `gated_linear{activation}(gate[..., K], up[..., K], w[N, K], residual[..., N]?)`: the product of
@@ -98,7 +106,7 @@ pub static GATED_LINEAR: Jet = Jet {
                 (GEGLU.define)(b, &inputs[..2], &attrs)?[0]
             }
         };
-        let y = linear(b, &[gated, inputs[2]])?;
+        let y = linear(b, &[gated, inputs[2]], false)?;
         match inputs.get(3) {
             Some(&residual) => Ok(vec![b.add(residual, y)?]),
             None => Ok(vec![y]),

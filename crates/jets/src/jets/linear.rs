@@ -1,12 +1,12 @@
 //! Matrix products: `linear` with a weight laid out by output rows, `matmul` of two activations.
 
-use cyb_ir::{Attrs, Builder, Case, Fact, Fill, Jet, Signature, Tolerance, ValueId};
+use cyb_ir::{Attrs, Builder, Case, Fact, Fill, IrError, Jet, Signature, Tolerance, ValueId};
 use cyb_tensor::{DType, Dim};
 
 use crate::sugar::{Defined, SUMMED, arity, f32_of_rank};
 
-/// `linear(x[..., K], w[N, K], bias[N]?) -> [..., N]`: `x · wᵀ + bias`. The weight may have any
-/// dtype; it is decoded as it is read.
+/// `linear{turned?}(x[..., K], w[N, K], bias[N]?) -> [..., N]`: `x · wᵀ + bias`. The weight may have
+/// any dtype; it is decoded as it is read. A weight that is `turned` lies as [K, N].
 pub static LINEAR: Jet = Jet {
     name: "linear",
     summary: "product with a weight matrix of any dtype, and bias",
@@ -23,9 +23,20 @@ pub static LINEAR: Jet = Jet {
     in_place: &[],
 };
 
-fn define_linear(b: &mut Builder, inputs: &[ValueId], _: &Attrs) -> Defined {
+/// Whether the weights of a product lie as [K, N].
+pub(super) fn is_turned(attrs: &Attrs) -> Result<bool, IrError> {
+    match attrs.get("turned") {
+        None => Ok(false),
+        Some(_) => attrs.flag("turned"),
+    }
+}
+
+fn define_linear(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {
     arity("linear", inputs, 2..=3)?;
-    let w = b.cast(inputs[1], DType::F32)?;
+    let mut w = b.cast(inputs[1], DType::F32)?;
+    if is_turned(attrs)? {
+        w = b.permute(w, &[1, 0])?;
+    }
     let axis = b.last_axis(inputs[0])?;
     let x = b.unsqueeze(inputs[0], axis)?; // [..., 1, K]
     let products = b.mul(x, w)?; // [..., N, K]
@@ -59,6 +70,14 @@ fn linear_cases() -> Vec<Case> {
                 case.name.push_str(" bias");
                 cases.push(case);
             }
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for m in [1, 7, 33] {
+            let attrs = Attrs::new().with("turned", true);
+            let case = Case::new(format!("{dtype} turned {m}"), attrs).normal(&[m, 83]);
+            let case = case.input(dtype, &[83, 37], Fill::Normal(0.5));
+            cases.push(if m == 7 { case.normal(&[37]) } else { case });
         }
     }
     // Rows of 896: whole blocks of 32 but not of 256.

@@ -64,6 +64,7 @@ macro_rules! one {
 impl<const VNNI: bool> Isa for Avx2<VNNI> {
     const KIND: IsaKind = if VNNI { IsaKind::Avx2Vnni } else { IsaKind::Avx2 };
     const SIGNED_BIAS: i32 = if VNNI { 128 } else { 0 };
+    const BYTE_BIAS: i32 = 0;
     const WIDE: bool = false;
     type F = Two<__m256>;
     type I = Two<__m256i>;
@@ -396,6 +397,31 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
         let ones = one!(_mm256_set1_epi16(1));
         let products = two!(_mm256_madd_epi16; products, Two(ones, ones));
         Sums { wide: self.add_i(d.wide, products), ..d }
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I {
+        if VNNI {
+            // SAFETY: `VNNI`, so the token proves AVX-VNNI.
+            return unsafe {
+                Two(
+                    _mm256_dpbusd_avx_epi32(sums.0, x, w.0),
+                    _mm256_dpbusd_avx_epi32(sums.1, x, w.1),
+                )
+            };
+        }
+        // Two products of a byte and a code overflow 16 bits, so bytes of even and odd places are
+        // widened apart.
+        let even = one!(_mm256_and_si256(x, _mm256_set1_epi16(0xff)));
+        let odd = one!(_mm256_srli_epi16::<8>(x));
+        let (even, odd) = (Two(even, even), Two(odd, odd));
+        let w_odd = one!(Two(_mm256_srai_epi16::<8>(w.0), _mm256_srai_epi16::<8>(w.1)));
+        let w_even = one!(Two(
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w.0)),
+            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w.1))
+        ));
+        let products = two!(_mm256_madd_epi16; w_even, even);
+        let more = two!(_mm256_madd_epi16; w_odd, odd);
+        self.add_i(sums, self.add_i(products, more))
     }
     #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {

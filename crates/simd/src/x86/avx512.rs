@@ -41,6 +41,7 @@ macro_rules! one {
 impl Isa for Avx512Vnni {
     const KIND: IsaKind = IsaKind::Avx512Vnni;
     const SIGNED_BIAS: i32 = 128;
+    const BYTE_BIAS: i32 = 0;
     const WIDE: bool = true;
     type F = __m512;
     type I = __m512i;
@@ -325,6 +326,10 @@ impl Isa for Avx512Vnni {
     #[inline(always)]
     fn dot_signed(self, d: Self::D, w: Self::B, x: Self::X) -> Self::D {
         one!(_mm512_dpbusd_epi32(d, _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN)), x))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I {
+        one!(_mm512_dpbusd_epi32(sums, x, w))
     }
     #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {

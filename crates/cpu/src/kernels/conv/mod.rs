@@ -12,8 +12,11 @@ mod geometry;
 mod product;
 mod winograd;
 
+use std::sync::Arc;
+
 use cyb_exec::{Call, ExecError};
 use cyb_simd::AnyIsa;
+use cyb_tensor::Tensor;
 
 use self::geometry::{Geometry, Layout, MAX_AXES, Part};
 use self::product::{Activation, COLUMNS, Fill, ROWS_OF_BLOCK, Unit};
@@ -50,7 +53,7 @@ fn fits(call: &Call<'_>) -> bool {
 struct Conv {
     layout: Layout,
     /// For each part, group and block of rows: `k` by [`ROWS_OF_BLOCK`] weights.
-    weights: Vec<Vec<f32>>,
+    weights: Arc<Vec<Vec<f32>>>,
     rows_of_block: usize,
     activation: Activation,
     isa: AnyIsa,
@@ -63,9 +66,6 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let fail = |why: String| ExecError::Step { step: format!("packing {}", b.node.label), why };
     let weight = b.graph.tensor(b.node.inputs[1]).ok_or_else(|| fail("no weight".into()))?;
     let shape = weight.shape();
-    let mut values = vec![0f32; weight.elems()];
-    decode_row(weight.dtype(), weight.bytes().as_slice(), &mut values).map_err(fail)?;
-    weight.bytes().release();
     let activation = match attrs.get("activation") {
         None => Activation::None,
         Some(_) => match attrs.text("activation")? {
@@ -81,7 +81,11 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let (pads, groups) = (attrs.sizes("pads")?, attrs.size("groups")?);
     let threads = b.team.count();
     if !transposed && winograd::pays(shape, &strides, &dilations, groups) {
-        let kernel = Winograd::new(shape, &values, &pads, groups, activation, b.isa, threads);
+        let form = format!("winograd of {groups}");
+        let weights = b.pack_as(b.node.inputs[1], &form, |weight| {
+            Ok(winograd::pack(shape, &decoded(weight)?, groups))
+        })?;
+        let kernel = Winograd::new(shape, weights, &pads, groups, activation, b.isa, threads);
         return Ok(Box::new(kernel));
     }
     let layout = match transposed {
@@ -89,16 +93,26 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         true => Layout::transposed(shape, &strides, &pads, &dilations, groups),
     };
     let rows_of_block = if layout.rows < 4 { 1 } else { ROWS_OF_BLOCK };
-    let weights =
-        layout.parts.iter().map(|part| pack(&layout, part, &values, rows_of_block, transposed));
+    let form = format!("conv {transposed} {strides:?} {dilations:?} {pads:?} {groups}");
+    let weights = b.pack_as(b.node.inputs[1], &form, |weight| {
+        let values = decoded(weight)?;
+        let each = layout.parts.iter();
+        Ok(each.map(|part| pack(&layout, part, &values, rows_of_block, transposed)).collect())
+    })?;
     Ok(Box::new(Conv {
-        weights: weights.collect(),
+        weights,
         layout,
         rows_of_block,
         activation,
         isa: b.isa,
         threads,
     }))
+}
+
+fn decoded(weight: &Tensor) -> Result<Vec<f32>, String> {
+    let mut values = vec![0f32; weight.elems()];
+    decode_row(weight.dtype(), weight.bytes().as_slice(), &mut values)?;
+    Ok(values)
 }
 
 fn pack(
@@ -166,6 +180,10 @@ impl Conv {
 }
 
 impl Kernel for Conv {
+    fn reads(&self, input: usize) -> bool {
+        input != 1
+    }
+
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let (x, y) = (&limits[0], &limits[limits.len() - 1]);
         let g = self.layout.geometry(&x.dims[..x.rank], &y.dims[..y.rank]);

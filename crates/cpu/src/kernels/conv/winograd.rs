@@ -5,6 +5,8 @@
 //! its input, so planes and offsets are that convolution's. Lanes are tiles. A unit transforms its
 //! tiles, channels by the dozen, multiplies 16 matrices, and transforms back.
 
+use std::sync::Arc;
+
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::geometry::{Geometry, Layout};
@@ -30,42 +32,24 @@ pub(super) fn pays(w: &[usize], strides: &[usize], dilations: &[usize], groups: 
 pub(super) struct Winograd {
     layout: Layout,
     /// For each group and block of rows: 16 matrices of `channels` by [`ROWS_OF_BLOCK`].
-    weights: Vec<f32>,
+    weights: Arc<Vec<f32>>,
     activation: Activation,
     isa: AnyIsa,
     threads: usize,
 }
 
 impl Winograd {
-    /// `values` are the weight `w` = [M, C/groups, 3, 3].
+    /// `weights` are what [`pack`] makes of the weight `w` = [M, C/groups, 3, 3].
     pub(super) fn new(
         w: &[usize],
-        values: &[f32],
+        weights: Arc<Vec<f32>>,
         pads: &[usize],
         groups: usize,
         activation: Activation,
         isa: AnyIsa,
         threads: usize,
     ) -> Winograd {
-        let wide = [w[0], w[1], 4, 4];
-        let layout = Layout::plain(&wide, &[2, 2], pads, &[1, 1], groups);
-        let (rows, channels) = (layout.rows, layout.channels);
-        let blocks = rows.div_ceil(ROWS_OF_BLOCK);
-        let block_len = POINTS * channels * ROWS_OF_BLOCK;
-        let mut weights = vec![0f32; groups * blocks * block_len];
-        for group in 0..groups {
-            for row in 0..rows {
-                let block = (group * blocks + row / ROWS_OF_BLOCK) * block_len;
-                for channel in 0..channels {
-                    let matrix = (group * rows + row) * channels + channel;
-                    let points = transformed(&values[matrix * 9..][..9]);
-                    for (point, value) in points.into_iter().enumerate() {
-                        let k = point * channels + channel;
-                        weights[block + k * ROWS_OF_BLOCK + row % ROWS_OF_BLOCK] = value;
-                    }
-                }
-            }
-        }
+        let layout = tiles(w, pads, groups);
         Winograd { layout, weights, activation, isa, threads }
     }
 
@@ -91,6 +75,33 @@ impl Winograd {
     }
 }
 
+/// The convolution of tiles that a weight `w` = [M, C/groups, 3, 3] becomes.
+fn tiles(w: &[usize], pads: &[usize], groups: usize) -> Layout {
+    Layout::plain(&[w[0], w[1], 4, 4], &[2, 2], pads, &[1, 1], groups)
+}
+
+/// The transformed values of a weight `w` = [M, C/groups, 3, 3].
+pub(super) fn pack(w: &[usize], values: &[f32], groups: usize) -> Vec<f32> {
+    let (rows, channels) = (w[0] / groups, w[1]);
+    let blocks = rows.div_ceil(ROWS_OF_BLOCK);
+    let block_len = POINTS * channels * ROWS_OF_BLOCK;
+    let mut weights = vec![0f32; groups * blocks * block_len];
+    for group in 0..groups {
+        for row in 0..rows {
+            let block = (group * blocks + row / ROWS_OF_BLOCK) * block_len;
+            for channel in 0..channels {
+                let matrix = (group * rows + row) * channels + channel;
+                let points = transformed(&values[matrix * 9..][..9]);
+                for (point, value) in points.into_iter().enumerate() {
+                    let k = point * channels + channel;
+                    weights[block + k * ROWS_OF_BLOCK + row % ROWS_OF_BLOCK] = value;
+                }
+            }
+        }
+    }
+    weights
+}
+
 /// `G g Gᵀ` of a 3x3 kernel.
 fn transformed(kernel: &[f32]) -> [f32; POINTS] {
     let line = |[a, b, c]: [f64; 3]| [a, (a + b + c) / 2.0, (a - b + c) / 2.0, c];
@@ -108,6 +119,10 @@ fn transformed(kernel: &[f32]) -> [f32; POINTS] {
 }
 
 impl Kernel for Winograd {
+    fn reads(&self, input: usize) -> bool {
+        input != 1
+    }
+
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let (x, y) = (&limits[0], &limits[limits.len() - 1]);
         let g = self.geometry(&x.dims[..x.rank], &y.dims[..y.rank]);
