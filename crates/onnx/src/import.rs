@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use cyb_formats::onnx::{Attribute, Elem, Graph as OnnxGraph, Model, Node, Type};
+use cyb_formats::onnx::{Attribute, Elem, Graph as OnnxGraph, Model, Node, Type, ValueInfo};
 use cyb_interp::evaluate;
 use cyb_ir::{Builder, Fact, Graph, Source, ValueId};
 use cyb_tensor::{Dim, Tensor, byte_len};
@@ -357,6 +357,12 @@ impl Import {
         node: &Node,
         inputs: Vec<Val>,
     ) -> Result<(), OpError> {
+        let opset = self.frames.last().and_then(|f| f.opsets.get("").copied()).unwrap_or(9);
+        // The scan of one example inside a scan over the batch follows the rules of opset 9.
+        if opset < 9 && !node.attributes.contains_key("scan_input_axes") {
+            let (node, inputs) = over_batch(node, inputs)?;
+            return self.enter_scan(build, &node, inputs);
+        }
         let list = |name: &str| match node.attributes.get(name) {
             Some(Attribute::Ints(list)) => list.clone(),
             _ => Vec::new(),
@@ -364,10 +370,6 @@ impl Import {
         let Some(Attribute::Int(n)) = node.attributes.get("num_scan_inputs") else {
             return bad("attribute num_scan_inputs is missing");
         };
-        let opset = self.frames.last().and_then(|f| f.opsets.get("").copied()).unwrap_or(9);
-        if opset < 9 {
-            return bad("Scan of opset 8 is not supported; convert the model to opset 9");
-        }
         let states = usize::try_from(*n).ok().and_then(|n| inputs.len().checked_sub(n));
         let Some(states) = states.filter(|_| *n > 0) else {
             return bad("attribute num_scan_inputs does not fit the inputs");
@@ -562,6 +564,57 @@ impl Import {
         self.answer(outputs);
         Ok(())
     }
+}
+
+/// A `Scan` of opset 8, all of whose inputs and outputs have a batch axis in front, as a scan over
+/// that axis whose body is the scan of one example.
+fn over_batch(node: &Node, inputs: Vec<Val>) -> Result<(Node, Vec<Val>), OpError> {
+    let Some(Attribute::Graph(body)) = node.attributes.get("body") else {
+        return bad("attribute body must be a graph");
+    };
+    let Some(Attribute::Int(n)) = node.attributes.get("num_scan_inputs") else {
+        return bad("attribute num_scan_inputs is missing");
+    };
+    let mut inputs = inputs;
+    if inputs.is_empty() || !inputs.remove(0).is_none() {
+        return bad("sequence_lens is not supported; convert the model to opset 9");
+    }
+    if body.inputs.len() != inputs.len() {
+        return bad("the body takes another number of inputs than the scan");
+    }
+    let zeros = |n: usize| Attribute::Ints(vec![0; n]);
+    // No file has names with a NUL, so these hide none that the body reads from around it.
+    let named = |kind: &str, info: &ValueInfo| ValueInfo {
+        name: format!("\0{kind} {}", info.name),
+        ty: info.ty.clone(),
+    };
+    let taken: Vec<ValueInfo> = body.inputs.iter().map(|info| named("in", info)).collect();
+    let given: Vec<ValueInfo> = body.outputs.iter().map(|info| named("out", info)).collect();
+    let names = |infos: &[ValueInfo]| infos.iter().map(|info| info.name.clone()).collect();
+    let mut one = node.clone();
+    one.inputs = names(&taken);
+    one.outputs = names(&given);
+    let sequences = usize::try_from(*n).unwrap_or(0).min(inputs.len());
+    one.attributes.insert("scan_input_axes".into(), zeros(sequences));
+    if let Some(directions) = one.attributes.swap_remove("directions") {
+        one.attributes.insert("scan_input_directions".into(), directions);
+    }
+    let mut all = node.clone();
+    let graph = OnnxGraph {
+        name: format!("an example of {}", node.name),
+        nodes: vec![one],
+        inputs: taken,
+        outputs: given,
+        ..OnnxGraph::default()
+    };
+    all.attributes = [
+        ("body".to_owned(), Attribute::Graph(Arc::new(graph))),
+        ("num_scan_inputs".to_owned(), Attribute::Int(inputs.len() as i64)),
+        ("scan_input_axes".to_owned(), zeros(inputs.len())),
+    ]
+    .into_iter()
+    .collect();
+    Ok((all, inputs))
 }
 
 /// A stacked output of no iterations.

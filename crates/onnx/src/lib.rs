@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 mod context;
-mod derived;
 mod error;
 mod frame;
 mod fuzz;

@@ -20,7 +20,6 @@ pub(super) static ROWS: Rows = &[
     ("SkipLayerNormalization", |c| skip_norm(c, true)),
     ("SkipSimplifiedLayerNormalization", |c| skip_norm(c, false)),
     ("SimplifiedLayerNormalization", simplified_norm),
-    ("EmbedLayerNormalization", embed_norm),
     ("Gelu", |c| gelu(c, "none")),
     ("BiasGelu", |c| gelu(c, "none")),
     ("FastGelu", |c| gelu(c, "tanh")),
@@ -33,10 +32,11 @@ pub(super) static ROWS: Rows = &[
         })
     }),
     ("FusedMatMul", fused_matmul),
+    ("TransposeMatMul", fused_matmul),
+    ("FusedGemm", fused_gemm),
     ("FusedConv", fused_conv),
     ("MatMulNBits", matmul_nbits),
     ("MultiHeadAttention", multi_head),
-    ("Attention", packed_attention),
     ("GroupQueryAttention", group_query),
     ("RotaryEmbedding", rotary),
     ("DynamicQuantizeMatMul", dynamic_matmul),
@@ -87,43 +87,6 @@ fn simplified_norm(c: &mut Context<'_>) -> Outputs {
     c.one(y, x.elem)
 }
 
-fn embed_norm(c: &mut Context<'_>) -> Outputs {
-    let ids = c.x(0)?;
-    let segments = c.opt(1)?;
-    let (words, places) = (c.x(2)?, c.x(3)?);
-    let segment_table = c.opt(4)?;
-    let (scale, beta) = (c.x(5)?, c.x(6)?);
-    let positions = c.opt(8)?;
-    let eps = c.float("epsilon", 1e-12)?;
-    let ids32 = c.cast(ids.id, DType::I32)?;
-    let mut sum = c.b.gather(words.id, 0, ids32)?;
-    let at = match positions {
-        Some(p) => c.cast(p.id, DType::I32)?,
-        None => {
-            let length = c.dims(ids.id)?.get(1).copied().unwrap_or(0);
-            let steps = c.b.iota(length.into());
-            c.cast(steps, DType::I32)?
-        }
-    };
-    let place = c.b.gather(places.id, 0, at)?;
-    sum = c.add(sum, place)?;
-    if let (Some(segments), Some(table)) = (segments, segment_table) {
-        let segments = c.cast(segments.id, DType::I32)?;
-        let segment = c.b.gather(table.id, 0, segments)?;
-        sum = c.add(sum, segment)?;
-    }
-    let wide = c.wide(sum)?;
-    let y = layer_norm_last(c, wide, scale.id, Some(beta.id), eps)?;
-    let y = c.cast(y, c.dtype(words.id))?;
-    let mut outputs = vec![Val::Value(X { id: y, elem: words.elem })];
-    if c.wanted(1) {
-        let Some(mask) = c.opt(7)? else { return bad("output mask_index needs a mask") };
-        let lengths = c.b.sum(mask.id, &[1])?;
-        outputs.push(Val::Value(X { id: lengths, elem: mask.elem }));
-    }
-    Ok(outputs)
-}
-
 fn gelu(c: &mut Context<'_>, form: &str) -> Outputs {
     let x = c.x(0)?;
     let bias = c.opt(1)?;
@@ -159,6 +122,16 @@ fn fused_matmul(c: &mut Context<'_>) -> Outputs {
     c.one(y, a.elem)
 }
 
+/// `Gemm` and an activation of its result.
+fn fused_gemm(c: &mut Context<'_>) -> Outputs {
+    let alpha = c.float("activation_alpha", 0.01)?;
+    let made = super::matmul::gemm(c)?;
+    let Some(Val::Value(y)) = made.first() else { return bad("gives no tensor") };
+    let name = c.text("activation", "")?;
+    let id = activated(c, y.id, &name, &[alpha])?;
+    c.one(id, y.elem)
+}
+
 fn fused_conv(c: &mut Context<'_>) -> Outputs {
     let (x, w) = (c.x(0)?, c.x(1)?);
     let (bias, more) = (c.opt(2)?, c.opt(3)?);
@@ -172,26 +145,32 @@ fn fused_conv(c: &mut Context<'_>) -> Outputs {
         y = c.b.add(y, more.id)?;
     }
     let numbers = c.float_list("activation_params")?.unwrap_or_default();
-    y = match c.text("activation", "")?.as_str() {
-        "" => y,
-        "Relu" => c.relu(y)?,
-        "Sigmoid" => c.sigmoid(y)?,
-        "Tanh" => c.tanh(y)?,
+    let name = c.text("activation", "")?;
+    y = activated(c, y, &name, &numbers)?;
+    c.one(y, x.elem)
+}
+
+/// The activation that a fused operator names, with its numbers.
+fn activated(c: &mut Context<'_>, y: ValueId, name: &str, numbers: &[f64]) -> Made {
+    match name {
+        "" => Ok(y),
+        "Relu" => c.relu(y),
+        "Sigmoid" => c.sigmoid(y),
+        "Tanh" => c.tanh(y),
         "LeakyRelu" => {
             let zero = c.scalar(y, 0.0)?;
             let small = c.b.scale(y, numbers.first().copied().unwrap_or(0.01))?;
             let below = c.b.lt(y, zero)?;
-            c.b.select(below, small, y)?
+            Ok(c.b.select(below, small, y)?)
         }
         "Clip" => {
             let [low, high] = numbers[..] else { return bad("Clip takes two numbers") };
             let (low, high) = (c.scalar(y, low)?, c.scalar(y, high)?);
             let y = c.b.max(y, low)?;
-            c.b.min(y, high)?
+            Ok(c.b.min(y, high)?)
         }
-        other => return bad(format!("activation {other:?} is unknown")),
-    };
-    c.one(y, x.elem)
+        other => bad(format!("activation {other:?} is unknown")),
+    }
 }
 
 /// Codes of `bits` bits, the lowest first, from bytes.
@@ -320,7 +299,7 @@ fn multi_head(c: &mut Context<'_>) -> Outputs {
 }
 
 /// From heads to the output, with what came before and masks.
-fn finish_heads(
+pub(super) fn finish_heads(
     c: &mut Context<'_>,
     q: X,
     parts: Vec<ValueId>,
@@ -367,40 +346,6 @@ fn finish_heads(
         let x = c.cast(x, dtype)?;
         outputs.push(Val::Value(X { id: x, elem: q.elem }));
     }
-    Ok(outputs)
-}
-
-/// Input, weights [D, 3 * H] and bias: the projections are part of it.
-fn packed_attention(c: &mut Context<'_>) -> Outputs {
-    let (x, w) = (c.x(0)?, c.x(1)?);
-    let (bias, mask, past, addend) = (c.opt(2)?, c.opt(3)?, c.opt(4)?, c.opt(5)?);
-    let n = sizes(&[c.int("num_heads", 0)?])?[0];
-    if past.is_some() || c.wanted(1) {
-        return bad("past and present are not supported; export the model without a cache");
-    }
-    let (wide, w) = (c.cast(x.id, DType::F32)?, c.cast(w.id, DType::F32)?);
-    let mut all = product(c, wide, w)?;
-    if let Some(bias) = bias {
-        let bias = c.cast(bias.id, DType::F32)?;
-        all = c.b.add(all, bias)?;
-    }
-    let width = c.dims(all)?[2];
-    let widths = match c.opt_int_list("qkv_hidden_sizes")? {
-        Some(list) => sizes(&list)?,
-        None => vec![width / 3; 3],
-    };
-    if widths.len() != 3 || widths.iter().sum::<usize>() != width {
-        return bad(format!("{width} columns are not {widths:?}"));
-    }
-    let (mut parts, mut from) = (Vec::new(), 0);
-    for width in widths {
-        let part = c.b.slice(all, 2, from, width)?;
-        parts.push(heads(c, part, n)?);
-        from += width;
-    }
-    let one_way = c.flag("unidirectional", false)?;
-    let mut outputs = finish_heads(c, x, parts, [None, None], mask, addend, one_way)?;
-    outputs.truncate(1);
     Ok(outputs)
 }
 

@@ -39,7 +39,7 @@ pub(super) static ROWS: Rows = &[
 ];
 
 /// `y` [N, M, ...] and a number for each channel.
-fn with_bias(c: &mut Context<'_>, y: ValueId, bias: Option<ValueId>) -> Made {
+pub(super) fn with_bias(c: &mut Context<'_>, y: ValueId, bias: Option<ValueId>) -> Made {
     let Some(bias) = bias else { return Ok(y) };
     let rank = c.rank(y);
     let bias = by_channel(c, bias, rank)?;
@@ -224,7 +224,7 @@ fn windows_of(c: &Context<'_>, dims: &[usize], wd: &[usize]) -> Result<(Windows,
     Ok((w, sizes(&[c.int("group", 1)?])?[0]))
 }
 
-fn check_groups(dims: &[usize], wd: &[usize], groups: usize) -> Result<(), OpError> {
+pub(super) fn check_groups(dims: &[usize], wd: &[usize], groups: usize) -> Result<(), OpError> {
     let channels = dims[1];
     if groups == 0 || !wd[0].is_multiple_of(groups) || wd[1].checked_mul(groups) != Some(channels) {
         return bad(format!("{channels} channels do not fit a kernel {wd:?} of {groups} groups"));

@@ -7,6 +7,7 @@ use cyb_tensor::DType;
 use super::Rows;
 use crate::context::{Context, Made, Outputs};
 use crate::error::bad;
+use crate::value::X;
 
 pub(super) static ROWS: Rows = &[("MatMul", matmul), ("Gemm", gemm)];
 
@@ -25,9 +26,9 @@ pub(super) fn product(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Made {
     }
     let known = c.b.graph().tensor(right).is_some();
     let mut y = if known && dr.len() == 2 && c.dtype(left) == DType::F32 {
-        let turned = transposed(c, right)?;
-        c.b.jet(&LINEAR, Attrs::new(), &[left, turned])?
+        c.b.jet(&LINEAR, Attrs::new().with("turned", true), &[left, right])?
     } else {
+        let right = c.cast(right, c.dtype(left))?;
         c.matmul(left, right)?
     };
     let mut dims = c.dims(y)?;
@@ -43,18 +44,21 @@ pub(super) fn product(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Made {
     Ok(y)
 }
 
-/// A known matrix turned, once and for all.
-pub(super) fn transposed(c: &mut Context<'_>, w: ValueId) -> Made {
-    let Some(tensor) = c.b.graph().tensor(w).cloned() else {
-        return Ok(c.b.permute(w, &[1, 0])?);
-    };
-    let turned = crate::derived::transposed(&tensor)?;
-    Ok(c.constant(&turned))
+/// A weight as products take it: floats of 16 bits stay as they are where the other side is made
+/// wide.
+fn weight(c: &mut Context<'_>, w: X, other: ValueId) -> Made {
+    let half = matches!(c.dtype(w.id), DType::F16 | DType::BF16);
+    let known = c.b.graph().tensor(w.id).is_some();
+    if half && known && c.rank(w.id) == 2 && c.dtype(other) == DType::F32 {
+        return Ok(w.id);
+    }
+    c.wide(w.id)
 }
 
 fn matmul(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
-    let (wa, wb) = (c.wide(a.id)?, c.wide(b.id)?);
+    let wa = c.wide(a.id)?;
+    let wb = weight(c, b, wa)?;
     let y = match super::fused::attention(c, wa, wb)? {
         Some(y) => y,
         None => product(c, wa, wb)?,
@@ -63,11 +67,12 @@ fn matmul(c: &mut Context<'_>) -> Outputs {
     c.one(y, a.elem)
 }
 
-fn gemm(c: &mut Context<'_>) -> Outputs {
+pub(super) fn gemm(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let (alpha, beta) = (c.float("alpha", 1.0)?, c.float("beta", 1.0)?);
     let (turn_a, turn_b) = (c.flag("transA", false)?, c.flag("transB", false)?);
-    let (mut left, right) = (c.wide(a.id)?, c.wide(b.id)?);
+    let mut left = c.wide(a.id)?;
+    let right = weight(c, b, left)?;
     if c.rank(left) != 2 || c.rank(right) != 2 {
         return bad("A and B must be matrices");
     }
@@ -84,15 +89,15 @@ fn gemm(c: &mut Context<'_>) -> Outputs {
     let f32_weight = c.dtype(left) == DType::F32 && c.b.graph().tensor(right).is_some();
     let mut y;
     if f32_weight {
-        let turned = if turn_b { right } else { transposed(c, right)? };
-        let n = c.dims(turned)?[0];
+        let n = c.dims(right)?[if turn_b { 0 } else { 1 }];
+        let attrs = if turn_b { Attrs::new() } else { Attrs::new().with("turned", true) };
         match bias {
             Some(bias) if alpha == 1.0 && c.dims(bias)? == [n] => {
-                y = c.b.jet(&LINEAR, Attrs::new(), &[left, turned, bias])?;
+                y = c.b.jet(&LINEAR, attrs, &[left, right, bias])?;
                 let y = c.cast(y, c.dtype(a.id))?;
                 return c.one(y, a.elem);
             }
-            _ => y = c.b.jet(&LINEAR, Attrs::new(), &[left, turned])?,
+            _ => y = c.b.jet(&LINEAR, attrs, &[left, right])?,
         }
     } else {
         let right = if turn_b { c.b.permute(right, &[1, 0])? } else { right };

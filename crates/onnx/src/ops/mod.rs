@@ -4,6 +4,7 @@ mod attention;
 mod cast;
 mod contrib;
 mod conv;
+mod deform;
 mod einsum;
 mod elementwise;
 mod fused;
@@ -14,6 +15,7 @@ mod math;
 mod matmul;
 mod normalization;
 mod pool;
+mod packed;
 mod qlinear;
 mod quantized;
 mod random;
@@ -45,12 +47,16 @@ static FAMILIES: &[(&str, Rows)] = &[
     ("", elementwise::ROWS),
     ("", contrib::STRAY),
     ("", conv::ROWS),
+    ("", deform::ROWS),
     ("", gather::ROWS),
     ("", normalization::ROWS),
     ("", sequence::ROWS),
     ("", shape::ROWS),
     (MICROSOFT, contrib::ROWS),
+    (MICROSOFT, packed::ROWS),
     (MICROSOFT, qlinear::ROWS),
+    (MICROSOFT, quantized::MICROSOFT),
+    (MICROSOFT, recurrent::MICROSOFT),
     ("", pool::ROWS),
     ("", quantized::ROWS),
     ("", grid::ROWS),

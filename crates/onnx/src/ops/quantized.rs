@@ -23,6 +23,10 @@ pub(super) static ROWS: Rows = &[
     ("QLinearConv", qlinear_conv),
 ];
 
+/// The domain of ONNX Runtime has types that the default one took up later.
+pub(super) static MICROSOFT: Rows =
+    &[("QuantizeLinear", quantize), ("DequantizeLinear", dequantize)];
+
 /// A scale or zero point lined up with `x`: one number, one for each index of `axis`, or one for
 /// each block along it.
 fn lined_up(c: &mut Context<'_>, v: ValueId, dims: &[usize], axis: i64, block: usize) -> Made {

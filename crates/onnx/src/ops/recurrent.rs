@@ -1,10 +1,12 @@
 //! RNN, GRU and LSTM, a step at a time.
 
+use cyb_formats::onnx::Elem;
 use cyb_ir::{Attrs, Exp, ValueId};
 use cyb_jets::LINEAR;
 use cyb_tensor::DType;
 
 use super::Rows;
+use super::quantized::{dynamic, product_of_codes};
 use super::shape::sizes;
 use crate::context::{Context, Made, Outputs};
 use crate::error::{OpError, bad};
@@ -15,6 +17,8 @@ pub(super) static ROWS: Rows = &[
     ("GRU", |c| recurrent(c, Kind::Gru)),
     ("LSTM", |c| recurrent(c, Kind::Lstm)),
 ];
+
+pub(super) static MICROSOFT: Rows = &[("DynamicQuantizeLSTM", lstm_of_codes)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -103,11 +107,52 @@ impl Activation {
     }
 }
 
+/// What gates are multiplied with.
+#[derive(Clone, Copy)]
+enum Matrix {
+    /// [gates, K]
+    Plain(ValueId),
+    /// Codes [K, gates], their scale and zero point: one, or one for each gate. What they meet is
+    /// quantized as it comes.
+    Codes { codes: ValueId, scale: ValueId, zero: X },
+}
+
+impl Matrix {
+    /// That of a direction.
+    fn part(&self, c: &mut Context<'_>, d: usize) -> Result<Matrix, OpError> {
+        Ok(match self {
+            Matrix::Plain(w) => Matrix::Plain(part(c, *w, d)?),
+            Matrix::Codes { codes, scale, zero } => Matrix::Codes {
+                codes: part(c, *codes, d)?,
+                scale: part(c, *scale, d)?,
+                zero: X { id: part(c, zero.id, d)?, ..*zero },
+            },
+        })
+    }
+
+    fn times(&self, c: &mut Context<'_>, x: ValueId, bias: Option<ValueId>) -> Made {
+        let (codes, scale, zero) = match self {
+            Matrix::Plain(w) => return linear(c, x, *w, bias),
+            Matrix::Codes { codes, scale, zero } => (*codes, *scale, *zero),
+        };
+        let (left, left_scale, point) = dynamic(c, x)?;
+        let point = X { id: point, elem: Elem::U8 };
+        let sums = product_of_codes(c, left, Some(point), codes, Some(zero))?;
+        let sums = c.cast(sums, DType::F32)?;
+        let factor = c.mul(left_scale, scale)?;
+        let y = c.b.mul(sums, factor)?;
+        match bias {
+            Some(bias) => Ok(c.b.add(y, bias)?),
+            None => Ok(y),
+        }
+    }
+}
+
 /// What one direction multiplies with.
 struct Cell {
     kind: Kind,
     hidden: usize,
-    recurrence: ValueId,
+    recurrence: Matrix,
     recurrence_bias: Option<ValueId>,
     peepholes: Option<ValueId>,
     activations: Vec<Activation>,
@@ -135,8 +180,9 @@ fn part(c: &mut Context<'_>, x: ValueId, i: usize) -> Made {
     let mut dims = c.dims(x)?;
     if let Some(tensor) = c.b.graph().tensor(x).cloned() {
         let each = tensor.bytes().len() / dims[0].max(1);
-        let bytes = tensor.bytes().as_slice().get(i * each..(i + 1) * each).unwrap_or_default();
-        let bytes = cyb_tensor::Bytes::owned(cyb_tensor::AlignedBytes::from_slice(bytes));
+        let Some(bytes) = tensor.bytes().slice(i * each..(i + 1) * each) else {
+            return bad(format!("has no part {i}"));
+        };
         dims.remove(0);
         let tensor = cyb_tensor::Tensor::new(tensor.dtype(), dims, bytes)?;
         return Ok(c.constant(&tensor));
@@ -179,7 +225,7 @@ impl Cell {
         match (self.kind, cell) {
             (Kind::Gru, _) => Ok((self.gru(c, gates, h)?, None)),
             (Kind::Lstm, Some(cell)) => {
-                let recurrent = linear(c, h, self.recurrence, self.recurrence_bias)?;
+                let recurrent = self.recurrence.times(c, h, self.recurrence_bias)?;
                 let all = c.b.add(gates, recurrent)?;
                 // Gates in the order input, output, forget, cell.
                 let gate = |c: &mut Context<'_>, i: usize| slice_last(c, all, i * n, n);
@@ -211,7 +257,7 @@ impl Cell {
                 Ok((c.b.mul(o, seen)?, Some(cell)))
             }
             (Kind::Rnn | Kind::Lstm, _) => {
-                let recurrent = linear(c, h, self.recurrence, self.recurrence_bias)?;
+                let recurrent = self.recurrence.times(c, h, self.recurrence_bias)?;
                 let all = c.b.add(gates, recurrent)?;
                 Ok((self.activate(c, all, 0)?, None))
             }
@@ -225,7 +271,7 @@ impl Cell {
         let candidate = slice_last(c, gates, 2 * n, n)?;
         let (open, new);
         if self.linear_before_reset {
-            let recurrent = linear(c, h, self.recurrence, self.recurrence_bias)?;
+            let recurrent = self.recurrence.times(c, h, self.recurrence_bias)?;
             let seen = slice_last(c, recurrent, 0, 2 * n)?;
             let sum = c.b.add(both, seen)?;
             open = self.activate(c, sum, 0)?;
@@ -235,7 +281,7 @@ impl Cell {
             let sum = c.b.add(candidate, kept)?;
             new = self.activate(c, sum, 1)?;
         } else {
-            let w = self.recurrence;
+            let Matrix::Plain(w) = self.recurrence else { return bad("has no codes of this form") };
             let (first, last) = (c.b.slice(w, 0, 0, 2 * n)?, c.b.slice(w, 0, 2 * n, n)?);
             let bias = |c: &mut Context<'_>, from: usize, len: usize| -> Result<_, OpError> {
                 match self.recurrence_bias {
@@ -279,7 +325,46 @@ fn activations(c: &Context<'_>, kind: Kind, direction: usize) -> Result<Vec<Acti
 }
 
 fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
-    let (x, w, r) = (c.x(0)?, c.x(1)?, c.x(2)?);
+    let (w, r) = (c.x(1)?, c.x(2)?);
+    let (wd, rd) = (c.dims(w.id)?, c.dims(r.id)?);
+    let ([directions, gates, _], [_, _, hidden]) = (&wd[..], &rd[..]) else {
+        return bad("W and R must have three axes");
+    };
+    let sizes = Sizes { directions: *directions, gates: *gates, hidden: *hidden };
+    let x = c.x(0)?;
+    let wide = c.wide(x.id)?;
+    let dtype = c.dtype(wide);
+    let (w, r) = (c.cast(w.id, dtype)?, c.cast(r.id, dtype)?);
+    unrolled(c, kind, sizes, Matrix::Plain(w), Matrix::Plain(r))
+}
+
+/// An LSTM whose weights are codes [D, K, 4 * H], with scales and zero points behind the inputs of
+/// an LSTM.
+fn lstm_of_codes(c: &mut Context<'_>) -> Outputs {
+    let (w, r) = (c.x(1)?, c.x(2)?);
+    let (wd, rd) = (c.dims(w.id)?, c.dims(r.id)?);
+    let ([directions, _, gates], [_, hidden, _]) = (&wd[..], &rd[..]) else {
+        return bad("W and R must have three axes");
+    };
+    let sizes = Sizes { directions: *directions, gates: *gates, hidden: *hidden };
+    let codes = |c: &mut Context<'_>, w: X, at: usize| -> Result<Matrix, OpError> {
+        let scale = c.x(at)?.id;
+        Ok(Matrix::Codes { codes: w.id, scale, zero: c.x(at + 1)? })
+    };
+    let (w, r) = (codes(c, w, 8)?, codes(c, r, 10)?);
+    unrolled(c, Kind::Lstm, sizes, w, r)
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    directions: usize,
+    /// Rows of all gates.
+    gates: usize,
+    hidden: usize,
+}
+
+fn unrolled(c: &mut Context<'_>, kind: Kind, all: Sizes, w: Matrix, r: Matrix) -> Outputs {
+    let x = c.x(0)?;
     let (bias, lengths, h0) = (c.opt(3)?, c.opt(4)?, c.opt(5)?);
     let (c0, peepholes) = if kind == Kind::Lstm { (c.opt(6)?, c.opt(7)?) } else { (None, None) };
     let batch_first = c.flag("layout", false)?;
@@ -289,19 +374,19 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
     if batch_first {
         source = c.b.permute(source, &[1, 0, 2])?;
     }
-    let (dims, wd, rd) = (c.dims(source)?, c.dims(w.id)?, c.dims(r.id)?);
-    let ([t, batch, width], [directions, gates, _], [_, _, hidden]) = (&dims[..], &wd[..], &rd[..])
-    else {
-        return bad("X, W and R must have three axes");
-    };
-    let (t, batch, width, directions, hidden) = (*t, *batch, *width, *directions, *hidden);
-    if *gates != kind.gates() * hidden || (directions == 2) != (direction == "bidirectional") {
-        return bad(format!("W {wd:?} and R {rd:?} do not fit the direction {direction:?}"));
+    let dims = c.dims(source)?;
+    let [t, batch, width] = dims[..] else { return bad("X must have three axes") };
+    let Sizes { directions, gates, hidden } = all;
+    if gates != kind.gates() * hidden || (directions == 2) != (direction == "bidirectional") {
+        return bad(format!(
+            "W and R of {directions} directions, {gates} gates and {hidden} states do not fit the \
+             direction {direction:?}"
+        ));
     }
     if let Some(n) = c.opt_int("hidden_size")?
         && sizes(&[n])?[0] != hidden
     {
-        return bad(format!("attribute hidden_size {n} contradicts R {rd:?}"));
+        return bad(format!("attribute hidden_size {n} contradicts R of {hidden}"));
     }
     let wide = |c: &mut Context<'_>, v: Option<X>| -> Result<Option<ValueId>, OpError> {
         match v {
@@ -309,7 +394,6 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
             None => Ok(None),
         }
     };
-    let (w, r) = (c.cast(w.id, dtype)?, c.cast(r.id, dtype)?);
     let (bias, peepholes) = (wide(c, bias)?, wide(c, peepholes)?);
     let states = |c: &mut Context<'_>, v: Option<X>| -> Made {
         match v {
@@ -328,7 +412,7 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
     let flat = c.reshape(source, &[t * batch, width])?;
     for d in 0..directions {
         let backward = d == 1 || direction == "reverse";
-        let (wd, recurrence) = (part(c, w, d)?, part(c, r, d)?);
+        let (inputs, recurrence) = (w.part(c, d)?, r.part(c, d)?);
         let (mut input_bias, mut recurrence_bias) = (None, None);
         if let Some(bias) = bias {
             let both = part(c, bias, d)?;
@@ -351,7 +435,7 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
             couple: c.flag("input_forget", false)?,
         };
         // The inputs' part of all steps is one product.
-        let gates = linear(c, flat, wd, input_bias)?;
+        let gates = inputs.times(c, flat, input_bias)?;
         let gates = c.reshape(gates, &[t, batch, kind.gates() * hidden])?;
         let mut h = part(c, h0, d)?;
         let mut state = if kind == Kind::Lstm { Some(part(c, c0, d)?) } else { None };
