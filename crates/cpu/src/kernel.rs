@@ -90,7 +90,8 @@ impl Build<'_> {
         let packed = match self.shared.get(tensor, form) {
             Some(packed) => packed,
             None => {
-                let source = Native { dtype: tensor.dtype(), bytes: tensor.bytes().as_slice(), turned };
+                let source =
+                    Native { dtype: tensor.dtype(), bytes: tensor.bytes().as_slice(), turned };
                 let memory = &mut self.weights.memory;
                 let done = |part| tensor.bytes().release_range(part);
                 let packed = PackedMatrix::pack(memory, self.team, n, k, source, &done)

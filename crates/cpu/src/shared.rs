@@ -77,8 +77,7 @@ impl SharedWeights {
 
     pub(crate) fn put<T: Any + Send + Sync>(&self, tensor: &Tensor, form: &str, packed: &Arc<T>) {
         let packed: Arc<dyn Any + Send + Sync> = packed.clone();
-        let entry =
-            Entry { source: tensor.bytes().downgrade(), packed: Arc::downgrade(&packed) };
+        let entry = Entry { source: tensor.bytes().downgrade(), packed: Arc::downgrade(&packed) };
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.by_key.len() >= entries.sweep_at.max(SWEEP_FROM) {
             entries.by_key.retain(|_, entry| !entry.is_gone());

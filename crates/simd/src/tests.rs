@@ -299,9 +299,8 @@ fn dot_products_of_bytes_are_exact() {
         let x = if round % 2 == 0 { [255; 4] } else { (r.next() as u32).to_le_bytes() };
         let case = Bytes { codes, x, sums: std::array::from_fn(|_| (r.next() as i32) >> 4) };
         let want: [i32; LANES] = std::array::from_fn(|row| {
-            let product = |j: usize| {
-                i32::from(case.codes[4 * row + j].cast_signed()) * i32::from(case.x[j])
-            };
+            let product =
+                |j: usize| i32::from(case.codes[4 * row + j].cast_signed()) * i32::from(case.x[j]);
             case.sums[row] + (0..4).map(product).sum::<i32>()
         });
         for isa in AnyIsa::detect() {

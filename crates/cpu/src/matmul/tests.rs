@@ -358,7 +358,8 @@ fn packed_weights_are_hardly_larger() {
         let (n, k) = (64, 1024);
         let bytes = vec![0; dtype.bytes_for(n * k).unwrap()];
         let mut memory = WeightMemory::new();
-        let packed = PackedMatrix::pack(&mut memory, &team, n, k, native(dtype, &bytes), &|_| ()).unwrap();
+        let packed =
+            PackedMatrix::pack(&mut memory, &team, n, k, native(dtype, &bytes), &|_| ()).unwrap();
         let limit = match dtype {
             // A byte of scale becomes two, a byte of element two.
             DType::MXFP4 => 1.06,

@@ -47,8 +47,8 @@ fn deform_conv(c: &mut Context<'_>) -> Outputs {
         return bad(format!("attribute kernel_shape {given:?} contradicts the kernel {wd:?}"));
     }
     let win = Windows::of(c, &input, kernel.to_vec())?;
-    let [groups, offset_groups] = [c.int("group", 1)?, c.int("offset_group", 1)?]
-        .map(|g| usize::try_from(g).unwrap_or(0));
+    let [groups, offset_groups] =
+        [c.int("group", 1)?, c.int("offset_group", 1)?].map(|g| usize::try_from(g).unwrap_or(0));
     check_groups(&dims, &wd, groups)?;
     if offset_groups == 0 || in_channels % offset_groups != 0 {
         return bad(format!("{in_channels} channels do not make {offset_groups} offset groups"));

@@ -99,14 +99,7 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         let each = layout.parts.iter();
         Ok(each.map(|part| pack(&layout, part, &values, rows_of_block, transposed)).collect())
     })?;
-    Ok(Box::new(Conv {
-        weights,
-        layout,
-        rows_of_block,
-        activation,
-        isa: b.isa,
-        threads,
-    }))
+    Ok(Box::new(Conv { weights, layout, rows_of_block, activation, isa: b.isa, threads }))
 }
 
 fn decoded(weight: &Tensor) -> Result<Vec<f32>, String> {
