@@ -296,7 +296,7 @@ fn dot_products_of_bytes_are_exact() {
             1 => [0x7f; 64],
             _ => r.bytes(),
         };
-        let x = if round % 2 == 0 { [255; 4] } else { (r.next() as u32).to_le_bytes() };
+        let x = if round % 2 == 0 { [255; 4] } else { r.next().to_le_bytes() };
         let case = Bytes { codes, x, sums: std::array::from_fn(|_| (r.next() as i32) >> 4) };
         let want: [i32; LANES] = std::array::from_fn(|row| {
             let product =

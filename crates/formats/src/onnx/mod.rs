@@ -11,7 +11,8 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -72,7 +73,7 @@ pub struct Model {
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     pub name: String,
-    /// In topological order.
+    /// In topological order, whatever the file's.
     pub nodes: Vec<Node>,
     pub initializers: IndexMap<String, Constant>,
     /// Inputs that no initializer gives.
@@ -297,7 +298,7 @@ impl Store {
         scope: &mut Scope<'a>,
     ) -> Result<Vec<Node>, OnnxError> {
         let mut nodes = Vec::with_capacity(protos.len());
-        for proto in protos {
+        for proto in in_order(protos) {
             let first = proto.output.iter().find(|o| !o.is_empty());
             let name = if proto.name.is_empty() { first.cloned() } else { None };
             let name = name.unwrap_or_else(|| proto.name.clone());
@@ -394,6 +395,50 @@ impl Store {
             opsets: opsets(&f.opset_import),
             nodes,
         })
+    }
+}
+
+/// Nodes after those that make what they read: some converters put theirs at the end. Otherwise the
+/// order stays as it is; nodes of a cycle come last.
+fn in_order(protos: &[NodeProto]) -> Vec<&NodeProto> {
+    let mut maker: HashMap<&str, usize> = HashMap::new();
+    for (i, proto) in protos.iter().enumerate() {
+        for output in proto.output.iter().filter(|o| !o.is_empty()) {
+            maker.entry(output).or_insert(i);
+        }
+    }
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); protos.len()];
+    let mut waits_for = vec![0usize; protos.len()];
+    for (i, proto) in protos.iter().enumerate() {
+        let mut before: Vec<usize> = Vec::new();
+        each_read(proto, &mut |name| before.extend(maker.get(name).filter(|m| **m != i)));
+        before.sort_unstable();
+        before.dedup();
+        waits_for[i] = before.len();
+        before.into_iter().for_each(|m| readers[m].push(i));
+    }
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        (0..protos.len()).filter(|&i| waits_for[i] == 0).map(Reverse).collect();
+    let mut order = Vec::with_capacity(protos.len());
+    while let Some(Reverse(i)) = ready.pop() {
+        order.push(&protos[i]);
+        for &reader in &readers[i] {
+            waits_for[reader] -= 1;
+            if waits_for[reader] == 0 {
+                ready.push(Reverse(reader));
+            }
+        }
+    }
+    order.extend(protos.iter().zip(&waits_for).filter(|(_, n)| **n > 0).map(|(proto, _)| proto));
+    order
+}
+
+/// Every name that a node, or a node of a graph inside it, reads.
+fn each_read<'a>(proto: &'a NodeProto, visit: &mut dyn FnMut(&'a str)) {
+    proto.input.iter().for_each(|name| visit(name));
+    for graph in proto.attribute.iter().filter_map(|a| a.g.as_ref()) {
+        graph.node.iter().for_each(|node| each_read(node, visit));
+        graph.output.iter().for_each(|output| visit(&output.name));
     }
 }
 

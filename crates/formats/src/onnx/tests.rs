@@ -208,3 +208,24 @@ proptest::proptest! {
         let _ = Model::from_bytes(bytes, None);
     }
 }
+
+#[test]
+fn nodes_in_any_order_are_put_in_one_that_works() {
+    let mut graph = add_graph();
+    graph.node = vec![
+        node("Mul", &["b", "a"], &["y"]),
+        node("Neg", &["a"], &["b"]),
+        node("Add", &["x", "w"], &["a"]),
+    ];
+    let model = Model::from_bytes(model(graph), None).unwrap();
+    let ops: Vec<&str> = model.graph.nodes.iter().map(|n| n.op.as_str()).collect();
+    assert_eq!(ops, ["Add", "Neg", "Mul"]);
+}
+
+#[test]
+fn a_cycle_is_an_error() {
+    let mut graph = add_graph();
+    graph.node = vec![node("Add", &["x", "b"], &["y"]), node("Neg", &["y"], &["b"])];
+    let error = Model::from_bytes(model(graph), None).unwrap_err();
+    assert!(matches!(error, OnnxError::Undefined { .. }), "{error}");
+}
