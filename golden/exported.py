@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static)
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
@@ -349,6 +350,85 @@ def quantized():
         save(f"{source}_dynamic", {k[3:]: v for k, v in feeds.items() if k.startswith("in.")})
 
 
+def half():
+    """In 16 bits by onnxruntime's converter, which puts its casts behind all other nodes."""
+    model = convert_float_to_float16(onnx.load(OUT / "mobile.script.onnx"), keep_io_types=True)
+    onnx.save(model, OUT / "mobile_half.onnx")
+    feeds = np.load(OUT / "mobile.script.npz")
+    save("mobile_half", {k[3:]: v for k, v in feeds.items() if k.startswith("in.")})
+
+
+def one_node(name, node, inputs, initializers):
+    """A model of one node, whose outputs ONNX Runtime types."""
+    kind = helper.np_dtype_to_tensor_dtype
+    ports = [helper.make_tensor_value_info(k, kind(v.dtype), v.shape) for k, v in inputs.items()]
+    outputs = [onnx.ValueInfoProto(name=o) for o in node.output]
+    constants = [numpy_helper.from_array(np.asarray(v), k) for k, v in initializers.items()]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], name, ports, outputs, constants)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    onnx.save(model, OUT / f"{name}.onnx")
+    save(name, inputs)
+
+
+def microsoft(rng):
+    """Operators of com.microsoft that onnxruntime.quantization writes."""
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def signed(w):
+        scale = np.float32(np.abs(w).max() / 127)
+        return np.round(w / scale).astype(np.int8), scale
+
+    def unsigned(w):
+        low, high = min(w.min(), 0), max(w.max(), 0)
+        scale = np.float32((high - low) / 255)
+        zero = np.uint8(round(-low / scale))
+        return np.clip(np.round(w / scale) + zero, 0, 255).astype(np.uint8), scale, zero
+
+    def node(op, inputs, outputs, **attributes):
+        return helper.make_node(op, inputs, outputs, domain="com.microsoft", **attributes)
+
+    hidden, directions = 6, 2
+    w, r = zip(*[(signed(normal(8, 4 * hidden) * .4), signed(normal(hidden, 4 * hidden) * .4))
+                 for _ in range(directions)])
+    one_node(
+        "lstm_codes",
+        node("DynamicQuantizeLSTM", ["x", "w", "r", "b", "", "h", "c", "", "ws", "wz", "rs", "rz"],
+             ["y", "yh", "yc"], hidden_size=hidden, direction="bidirectional"),
+        {"x": normal(5, 2, 8)},
+        {"w": np.stack([q for q, _ in w]), "r": np.stack([q for q, _ in r]),
+         "b": normal(directions, 8 * hidden) * .1,
+         "h": normal(directions, 2, hidden) * .2, "c": normal(directions, 2, hidden) * .2,
+         "ws": np.array([s for _, s in w]), "rs": np.array([s for _, s in r]),
+         "wz": np.zeros(directions, np.int8), "rz": np.zeros(directions, np.int8)})
+    width = 12
+    x = rng.integers(0, 256, (2, 5, width)).astype(np.uint8)
+    codes, scale = signed(normal(width, 3 * width) * .3)
+    weights = {"w": codes, "b": normal(3 * width) * .1, "xs": np.float32(.02), "ws": scale,
+               "xz": np.uint8(120), "wz": np.int8(0)}
+    one_node("attention_codes",
+             node("QAttention", ["x", "w", "b", "xs", "ws", "mask", "xz", "wz"], ["y"],
+                  num_heads=3),
+             {"x": x, "mask": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32)}, weights)
+    one_node("attention_codes_past",
+             node("QAttention", ["x", "w", "b", "xs", "ws", "", "xz", "wz", "past"],
+                  ["y", "present"], num_heads=3, unidirectional=1),
+             {"x": x, "past": normal(2, 2, 3, 4, 4)}, weights)
+    tables = [unsigned(t) for t in
+              (normal(30, width), normal(10, width), normal(2, width), normal(width) * .1 + 1,
+               normal(width) * .1)]
+    names = [f"{kind}{i}" for kind in "tsz" for i in range(5)]
+    one_node("embeddings_codes",
+             node("QEmbedLayerNormalization",
+                  ["ids", "kinds", *names[:5], "mask", *names[5:]], ["y", "lengths"],
+                  epsilon=1e-5),
+             {"ids": rng.integers(0, 30, (2, 6)).astype(np.int32),
+              "kinds": rng.integers(0, 2, (2, 6)).astype(np.int32),
+              "mask": np.array([[1] * 6, [1, 1, 1, 0, 0, 0]], np.int32)},
+             {f"{kind}{i}": t[k] for k, kind in enumerate("tsz") for i, t in enumerate(tables)})
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     torch.manual_seed(0)
@@ -377,6 +457,8 @@ def main():
            None, ("script",))
     keras()
     quantized()
+    microsoft(np.random.default_rng(7))
+    half()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ mod kernel;
 mod kernels;
 pub mod matmul;
 pub mod memory;
+mod pace;
 mod program;
 mod shared;
 pub mod team;

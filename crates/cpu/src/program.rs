@@ -21,6 +21,7 @@ use crate::buffer::Buffer;
 use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
 use crate::kernels::chain::{ChainKernel, chains};
+use crate::pace::Pace;
 use crate::shared::SharedWeights;
 use crate::team::{Team, TeamError, Worker};
 
@@ -391,6 +392,7 @@ impl Program for CpuProgram {
             alone: Vec::new(),
             counters: (0..program.steps.len()).map(|_| Counter::default()).collect(),
             times: vec![StepTime::default(); program.steps.len()],
+            pace: Pace::default(),
             program,
         };
         session.resize(limits)?;
@@ -427,6 +429,7 @@ struct CpuSession {
     alone: Vec<bool>,
     counters: Vec<Counter>,
     times: Vec<StepTime>,
+    pace: Pace,
 }
 
 // SAFETY: the raw pointers lead into memory that the session owns or shares by reference count.
@@ -464,6 +467,8 @@ impl CpuSession {
 
     fn walk(&mut self, observer: Option<&mut dyn Observer>) -> Result<(), ExecError> {
         let program = self.program.clone();
+        let alone = program.team.count() > 1 && self.pace.alone();
+        let start = Instant::now();
         let failure: Mutex<Option<(usize, String)>> = Mutex::new(None);
         let failed = AtomicBool::new(false);
         let ended = AtomicBool::new(false);
@@ -481,6 +486,7 @@ impl CpuSession {
             ended: &ended,
         };
         match observer {
+            None if alone => shared.all(&Worker::solo()),
             None => {
                 program.team.run(|worker| shared.all(worker)).map_err(team_error)?;
             }
@@ -501,6 +507,7 @@ impl CpuSession {
                 }
             }
         }
+        self.pace.took(alone, start.elapsed());
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             None => Ok(()),
             Some((step, why)) => {

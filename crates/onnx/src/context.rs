@@ -1,6 +1,6 @@
 //! What an operator sees: its inputs, its attributes, and the graph that it adds to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use cyb_formats::onnx::{Attribute, Elem, Node};
 use cyb_ir::{Builder, ValueId};
@@ -16,8 +16,24 @@ const WEIGHT_BYTES: usize = 1 << 14;
 pub(crate) type Made = Result<ValueId, OpError>;
 pub(crate) type Outputs = Result<Vec<Val>, OpError>;
 
-/// Constants already in the graph, by where their bytes are.
-pub(crate) type Placed = HashMap<(usize, DType, Vec<usize>), ValueId>;
+/// What is already in the graph.
+#[derive(Debug, Default)]
+pub(crate) struct Placed {
+    /// Constants by where their bytes are.
+    weights: HashMap<(usize, DType, Vec<usize>), ValueId>,
+    /// Values that the file itself narrows, by a `Cast`.
+    pub(crate) cast: HashSet<ValueId>,
+    /// Floats that were decoded from 8-bit codes with one scale.
+    pub(crate) decoded: HashMap<ValueId, Decoded>,
+}
+
+/// Codes `(codes - zero) * scale`, with one scale and one zero point.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decoded {
+    pub(crate) codes: X,
+    pub(crate) scale: ValueId,
+    pub(crate) zero: Option<X>,
+}
 
 /// Attributes of a function call, which nodes of the function refer to.
 pub(crate) type Refs = IndexMap<String, Attribute>;
@@ -71,6 +87,10 @@ impl Context<'_> {
         match val {
             Val::Value(x) => Ok(*x),
             Val::Known { elem, tensor } => Ok(X { id: self.constant(tensor), elem: *elem }),
+            Val::Codes(codes) => {
+                let tensor = codes.decoded()?;
+                Ok(X { id: self.constant(&tensor), elem: Elem::F32 })
+            }
             Val::None => bad("is missing"),
             Val::Strings { .. } => bad("holds strings, which no operator here computes with"),
             Val::Sequence(_) => bad("is a sequence, not a tensor"),
@@ -84,7 +104,11 @@ impl Context<'_> {
         let at = tensor.bytes().as_slice().as_ptr() as usize;
         let key = (at, tensor.dtype(), tensor.shape().to_vec());
         let b = &mut *self.b;
-        *self.placed.entry(key).or_insert_with(|| b.weight(&format!("w{at:x}"), tensor.clone()))
+        *self
+            .placed
+            .weights
+            .entry(key)
+            .or_insert_with(|| b.weight(&format!("w{at:x}"), tensor.clone()))
     }
 
     pub(crate) fn has(&self, i: usize) -> bool {
@@ -99,6 +123,7 @@ impl Context<'_> {
     pub(crate) fn known(&self, i: usize) -> Result<(Elem, Tensor), OpError> {
         match self.inputs.get(i) {
             Some(Val::Known { elem, tensor }) => Ok((*elem, tensor.clone())),
+            Some(Val::Codes(codes)) => Ok((Elem::F32, codes.decoded()?)),
             Some(Val::Value(x)) => Err(OpError::Need(x.id)),
             Some(Val::Strings { .. } | Val::Sequence(_)) => {
                 bad(format!("input {i} is not a tensor of numbers"))
@@ -147,6 +172,7 @@ impl Context<'_> {
             .iter()
             .map(|v| match v {
                 Val::Known { tensor, .. } => Some(tensor.clone()),
+                Val::Codes(codes) => codes.decoded().ok(),
                 _ => None,
             })
             .collect();

@@ -132,7 +132,7 @@ impl Import {
     pub(crate) fn stage(mut self, facts: &[Fact]) -> Result<Stage, OnnxError> {
         let mut build = Build {
             b: Builder::new(),
-            placed: Placed::new(),
+            placed: Placed::default(),
             notes: Vec::new(),
             feeds: Vec::new(),
         };
@@ -650,6 +650,7 @@ fn synthetic(op: &str, ints: &[(&str, i64)]) -> Node {
 fn shape_of(build: &Build, val: &Val) -> Result<Vec<usize>, OpError> {
     match val {
         Val::Known { tensor, .. } => Ok(tensor.shape().to_vec()),
+        Val::Codes(codes) => Ok(codes.codes.shape().to_vec()),
         Val::Value(x) => {
             let dims = build.b.shape(x.id).iter().map(Dim::known).collect::<Option<_>>();
             dims.ok_or_else(|| OpError::Bad("a size is negative".into()))
@@ -696,7 +697,8 @@ fn apply(
     opset: i64,
     refs: Option<&Refs>,
 ) -> Result<Vec<Val>, OpError> {
-    let known = |v: &Val| matches!(v, Val::None | Val::Known { .. } | Val::Strings { .. });
+    let known =
+        |v: &Val| matches!(v, Val::None | Val::Known { .. } | Val::Codes(_) | Val::Strings { .. });
     if inputs.iter().all(known)
         && let Some(outputs) = fold(node, op, &inputs, opset, refs)?
     {
@@ -734,7 +736,7 @@ fn fold(
     refs: Option<&Refs>,
 ) -> Result<Option<Vec<Val>>, OpError> {
     let mut b = Builder::new();
-    let (mut placed, mut notes) = (Placed::new(), Vec::new());
+    let (mut placed, mut notes) = (Placed::default(), Vec::new());
     let inputs = inputs.to_vec();
     let mut outputs = op(&mut Context {
         b: &mut b,

@@ -128,6 +128,7 @@ impl Ready {
                     let tensor = |val: &Val| match val {
                         Val::Value(x) => registers.get(x.id.index()).cloned(),
                         Val::Known { tensor, .. } => Some(tensor.clone()),
+                        Val::Codes(codes) => codes.decoded().ok(),
                         Val::None | Val::Strings { .. } | Val::Sequence(_) => None,
                     };
                     let each = outputs.iter();
@@ -146,6 +147,7 @@ impl Ready {
                         .filter_map(|val| match val {
                             Val::Value(x) => registers.get(x.id.index()).cloned(),
                             Val::Known { tensor, .. } => Some(tensor.clone()),
+                            Val::Codes(codes) => codes.decoded().ok(),
                             Val::None | Val::Strings { .. } | Val::Sequence(_) => None,
                         })
                         .collect();

@@ -1,5 +1,7 @@
 //! What a name of an ONNX graph stands for while the graph is imported.
 
+use std::sync::Arc;
+
 use cyb_formats::onnx::{Constant, Elem};
 use cyb_ir::ValueId;
 use cyb_tensor::{AlignedBytes, Bytes, Class, DType, Tensor};
@@ -23,6 +25,8 @@ pub(crate) enum Val {
         elem: Elem,
         tensor: Tensor,
     },
+    /// Floats that are known as codes, made only where an operator needs them.
+    Codes(Arc<Codes>),
     /// A tensor that the run computes.
     Value(X),
     /// Strings, of which only the shape is of use here.
@@ -49,8 +53,65 @@ impl Val {
         match self {
             Val::Value(_) => visit(self),
             Val::Sequence(vals) => vals.iter_mut().for_each(|v| v.visit(visit)),
-            Val::None | Val::Known { .. } | Val::Strings { .. } => {}
+            Val::None | Val::Known { .. } | Val::Codes(_) | Val::Strings { .. } => {}
         }
+    }
+}
+
+/// 8-bit codes that are known before the run: `F32` numbers `(code - zero) * scale`, with one scale and
+/// zero point or one for each index of `axis`.
+#[derive(Clone, Debug)]
+pub(crate) struct Codes {
+    pub(crate) codes: Tensor,
+    pub(crate) scale: Vec<f32>,
+    /// Of the codes' type, one number or a vector.
+    pub(crate) zero: Option<Tensor>,
+    pub(crate) axis: usize,
+}
+
+impl Codes {
+    pub(crate) fn of(
+        codes: &Tensor,
+        scale: &[f32],
+        zero: Option<&Tensor>,
+        axis: usize,
+    ) -> Result<Codes, OpError> {
+        if !matches!(codes.dtype(), DType::U8 | DType::I8) {
+            return bad(format!("codes of {}", codes.dtype()));
+        }
+        let len = codes.shape().get(axis).copied().unwrap_or(1);
+        let fits = |n: usize| n == 1 || n == len;
+        let zeros = zero.map_or(1, Tensor::elems);
+        if !fits(scale.len()) || !fits(zeros) {
+            return bad(format!(
+                "{} scales and {zeros} zero points for {:?}",
+                scale.len(),
+                codes.shape()
+            ));
+        }
+        Ok(Codes { codes: codes.clone(), scale: scale.to_vec(), zero: zero.cloned(), axis })
+    }
+
+    /// The numbers.
+    pub(crate) fn decoded(&self) -> Result<Tensor, OpError> {
+        let signed = self.codes.dtype() == DType::I8;
+        let number = |b: u8| if signed { i32::from(b.cast_signed()) } else { i32::from(b) };
+        let zeros: Vec<i32> = match &self.zero {
+            Some(zero) => zero.bytes().as_slice().iter().map(|&b| number(b)).collect(),
+            None => vec![0],
+        };
+        let shape = self.codes.shape();
+        let inner: usize = shape.iter().skip(self.axis + 1).product();
+        let len = shape.get(self.axis).copied().unwrap_or(1);
+        let each = |values: usize, i: usize| if values == 1 { 0 } else { i };
+        let codes = self.codes.bytes().as_slice();
+        let mut numbers = Vec::with_capacity(codes.len());
+        for (i, line) in codes.chunks(inner.max(1)).enumerate() {
+            let (scale, zero) =
+                (self.scale[each(self.scale.len(), i % len)], zeros[each(zeros.len(), i % len)]);
+            numbers.extend(line.iter().map(|&b| (number(b) - zero) as f32 * scale));
+        }
+        Ok(Tensor::from_f32(shape.to_vec(), &numbers)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Kernels, one file per family of operations.
 
+pub(crate) mod affine;
 pub(crate) mod attention;
 pub(crate) mod attention_disentangled;
 pub(crate) mod attention_packed;
@@ -7,6 +8,8 @@ pub(crate) mod chain;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod integer;
+pub(crate) mod integer_conv;
 pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod normalization;

@@ -85,7 +85,7 @@ pub static CONV_TRANSPOSE: Jet = Jet {
 };
 
 /// Attributes of a window with these strides and nothing else.
-fn window(strides: &[usize]) -> Attrs {
+pub(super) fn window(strides: &[usize]) -> Attrs {
     Attrs::new()
         .with("strides", strides)
         .with("pads", zeros(2 * strides.len()))
@@ -110,15 +110,25 @@ struct Shape {
 }
 
 impl Shape {
-    fn case(&self, attrs: Attrs) -> Case {
-        let attrs = attrs
+    fn attrs(&self, attrs: Attrs) -> Attrs {
+        attrs
             .with("strides", self.strides)
             .with("pads", self.pads)
             .with("dilations", self.dilations)
-            .with("groups", self.groups);
+            .with("groups", self.groups)
+    }
+
+    fn case(&self, attrs: Attrs) -> Case {
+        let attrs = self.attrs(attrs);
         let case = Case::new(self.name, attrs).normal(self.x).normal(self.w);
         if self.bias { case.normal(&[self.w[0]]) } else { case }
     }
+}
+
+/// Attributes, inputs and weights of every concrete convolution of the tests.
+pub(super) fn plain_shapes() -> Vec<(Attrs, Vec<usize>, Vec<usize>)> {
+    let each = shapes().into_iter();
+    each.map(|s| (s.attrs(window(&vec![1; s.x.len() - 2])), s.x.to_vec(), s.w.to_vec())).collect()
 }
 
 fn shapes() -> Vec<Shape> {
@@ -239,12 +249,23 @@ fn list(attrs: &Attrs, name: &str, n: usize) -> Result<Vec<usize>, IrError> {
 
 fn conv(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Result<ValueId, IrError> {
     let w = b.cast(inputs[1], DType::F32)?;
+    conv_of(b, inputs[0], w, inputs.get(2).copied(), attrs)
+}
+
+/// The convolution of two tensors of one dtype.
+pub(super) fn conv_of(
+    b: &mut Builder,
+    x: ValueId,
+    w: ValueId,
+    bias: Option<ValueId>,
+    attrs: &Attrs,
+) -> Result<ValueId, IrError> {
     let kernel = kernel_shape(b, w)?;
     let rank = kernel.len();
-    check_rank(b, inputs[0], rank)?;
+    check_rank(b, x, rank)?;
     let pads = list(attrs, "pads", 2 * rank)?;
     let (strides, dilations) = (list(attrs, "strides", rank)?, list(attrs, "dilations", rank)?);
-    let mut x = inputs[0];
+    let mut x = x;
     for axis in 0..rank {
         if pads[axis] + pads[rank + axis] > 0 {
             x = b.pad(x, 2 + axis, pads[axis], pads[rank + axis], 0.0)?;
@@ -259,7 +280,7 @@ fn conv(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Result<ValueId, I
     shape[0] = shape[0].floor_div(&groups);
     shape.insert(0, groups);
     let w = b.reshape(w, shape)?;
-    contract(b, x, w, inputs.get(2).copied(), rank)
+    contract(b, x, w, bias, rank)
 }
 
 fn groups(attrs: &Attrs) -> Result<Dim, IrError> {

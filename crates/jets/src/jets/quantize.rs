@@ -1,6 +1,6 @@
 //! Between floats and storage formats.
 
-use cyb_ir::{Attrs, Case, Fact, Fill, Jet, Signature};
+use cyb_ir::{Attrs, Builder, Case, Cmp, Exp, Fact, Fill, IrError, Jet, Signature, ValueId};
 use cyb_tensor::{DType, Dim};
 
 use crate::sugar::{EXACT, arity};
@@ -47,3 +47,89 @@ pub static DEQUANTIZE: Jet = Jet {
     tolerance: EXACT,
     in_place: &[],
 };
+
+/// `affine_quantize{dtype}(x, scale, zero)`: `round(x / scale) + zero` as `U8` or `I8`, halves to the
+/// even number, saturated; NaN is 0. The quotient is the one nearest to the exact one. `scale` and
+/// `zero` (of `dtype`) broadcast to `x`.
+pub static AFFINE_QUANTIZE: Jet = Jet {
+    name: "affine_quantize",
+    summary: "floats as 8-bit codes by a scale and a zero point",
+    define: |b, inputs, attrs| {
+        arity("affine_quantize", inputs, 3..=3)?;
+        let dtype = attrs.dtype("dtype")?;
+        let (low, high) = match dtype {
+            DType::U8 => (0.0, 255.0),
+            DType::I8 => (-128.0, 127.0),
+            _ => {
+                return Err(IrError::Attr {
+                    name: "dtype".into(),
+                    want: "u8 or i8",
+                    got: dtype.to_string(),
+                });
+            }
+        };
+        // The reciprocal in twice the width makes the rounded quotient the exact one's.
+        let (x, scale) = (b.cast(inputs[0], DType::F64)?, b.cast(inputs[1], DType::F64)?);
+        let quotient = b.div(x, scale)?;
+        let quotient = b.cast(quotient, DType::F32)?;
+        let whole = round(b, quotient)?;
+        let zero = b.cast(inputs[2], DType::F32)?;
+        let y = b.add(whole, zero)?;
+        let (low, high) = (b.scalar(DType::F32, low)?, b.scalar(DType::F32, high)?);
+        let y = b.max(y, low)?;
+        let y = b.min(y, high)?;
+        Ok(vec![b.cast(y, dtype)?])
+    },
+    signatures: || {
+        let x = Fact::new(DType::F32, [Dim::symbol("d0"), Dim::symbol("d1")]);
+        let inputs = vec![x, Fact::new(DType::F32, []), Fact::new(DType::U8, [])];
+        vec![Signature { inputs, attrs: Attrs::new().with("dtype", DType::U8) }]
+    },
+    cases: || {
+        let mut cases = Vec::new();
+        let special = [0.5, 1.5, 2.5, -0.5, 1e30, -1e30, f32::INFINITY, f32::NAN, 300.0, -0.0];
+        for dtype in [DType::U8, DType::I8] {
+            for (name, x, each) in [
+                ("one scale", &[3usize, 67][..], &[][..]),
+                ("a scale a column", &[5, 33], &[33]),
+                ("a scale a row", &[5, 33], &[5, 1]),
+                ("a scale a channel", &[2, 3, 4, 5], &[3, 1, 1]),
+                ("nothing", &[0, 4], &[]),
+            ] {
+                let attrs = Attrs::new().with("dtype", dtype);
+                let case = Case::new(format!("{dtype} {name}"), attrs);
+                let scales = Fill::Floats(vec![0.037, 0.5, 1.0 / 3.0]);
+                cases.push(case.normal(x).input(DType::F32, each, scales).input(
+                    dtype,
+                    each,
+                    Fill::Ints(vec![5, 100, 0]),
+                ));
+            }
+            let case = Case::new(format!("{dtype} special"), Attrs::new().with("dtype", dtype));
+            cases.push(
+                case.input(DType::F32, &[40], Fill::Floats(special.to_vec()))
+                    .input(DType::F32, &[], Fill::Floats(vec![1.0]))
+                    .input(dtype, &[], Fill::Ints(vec![0])),
+            );
+        }
+        cases
+    },
+    tolerance: EXACT,
+    in_place: &[],
+};
+
+/// To the nearest integer, halves to the even one.
+fn round(b: &mut Builder, x: ValueId) -> Result<ValueId, IrError> {
+    let floor = b.exp(Exp::Floor, x)?;
+    let part = b.sub(x, floor)?;
+    let half = b.scalar(DType::F32, 0.5)?;
+    let above = b.lt(half, part)?;
+    let tie = b.cmp(Cmp::Eq, part, half)?;
+    let halved = b.scale(floor, 0.5)?;
+    let whole = b.exp(Exp::Floor, halved)?;
+    let odd = b.lt(whole, halved)?;
+    let up_at_tie = b.mul(tie, odd)?;
+    let up = b.add(above, up_at_tie)?;
+    let next = b.offset(floor, 1.0)?;
+    b.select(up, next, floor)
+}

@@ -17,6 +17,7 @@ pub(super) static ROWS: Rows = &[
     ("CastLike", |c| {
         let to = match c.inputs.get(1) {
             Some(Val::Known { elem, .. } | Val::Value(X { elem, .. })) => *elem,
+            Some(Val::Codes(_)) => Elem::F32,
             _ => return bad("input 1 must be a tensor of numbers"),
         };
         cast_to(c, to)
@@ -54,7 +55,10 @@ fn cast_to(c: &mut Context<'_>, to: Elem) -> Outputs {
     let saturate = c.flag("saturate", true)?;
     let rounding = c.text("round_mode", "up")?;
     let x = c.x(0)?;
-    let y = convert(c, x.id, to, saturate, &rounding)?;
+    // What an operator narrowed for its type was not rounded yet.
+    let x = if to == Elem::F32 { c.wide(x.id)? } else { x.id };
+    let y = convert(c, x, to, saturate, &rounding)?;
+    c.placed.cast.insert(y);
     c.one(y, to)
 }
 

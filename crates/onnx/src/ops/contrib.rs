@@ -9,6 +9,7 @@ use super::Rows;
 use super::attention::{Attend, attend, heads, merged, rotate};
 use super::conv::conv;
 use super::elementwise::unary;
+use super::integer::product_of_codes;
 use super::matmul::product;
 use super::normalization::{by_channel, layer_norm_last, rms_norm_last};
 use super::shape::sizes;
@@ -489,37 +490,34 @@ fn rotary(c: &mut Context<'_>) -> Outputs {
     c.one(y, x.elem)
 }
 
-/// Codes with scales, as `f32`.
-fn decoded(c: &mut Context<'_>, x: ValueId, scale: ValueId, zero: Option<X>) -> Made {
-    let mut y = c.cast(x, DType::F32)?;
-    if let Some(zero) = zero {
-        let zero = c.cast(zero.id, DType::F32)?;
-        y = c.sub(y, zero)?;
+/// Exact sums times the scales of both sides, and a bias.
+fn scaled(c: &mut Context<'_>, sums: ValueId, scales: [ValueId; 2], bias: Option<X>) -> Made {
+    let sums = c.cast(sums, DType::F32)?;
+    let mut factor = c.mul(scales[0], scales[1])?;
+    if c.dims(factor)? == [1] {
+        factor = c.reshape(factor, &[])?;
     }
-    Ok(c.b.mul(y, scale)?)
+    let y = c.mul(sums, factor)?;
+    match bias {
+        Some(bias) => Ok(c.b.add(y, bias.id)?),
+        None => Ok(y),
+    }
 }
 
 fn dynamic_matmul(c: &mut Context<'_>) -> Outputs {
     let (a, b, scale) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let (zero, bias) = (c.opt(3)?, c.opt(4)?);
     let (codes, a_scale, point) = super::quantized::dynamic(c, a.id)?;
-    let left = decoded(c, codes, a_scale, Some(X { id: point, elem: Elem::U8 }))?;
-    let right = decoded(c, b.id, scale.id, zero)?;
-    let mut y = product(c, left, right)?;
-    if let Some(bias) = bias {
-        y = c.b.add(y, bias.id)?;
-    }
+    let point = X { id: point, elem: Elem::U8 };
+    let sums = product_of_codes(c, codes, Some(point), b.id, zero)?;
+    let y = scaled(c, sums, [a_scale, scale.id], bias)?;
     c.one(y, a.elem)
 }
 
 fn integer_to_float(c: &mut Context<'_>) -> Outputs {
     let (a, b, a_scale, b_scale) = (c.x(0)?, c.x(1)?, c.x(2)?, c.x(3)?);
     let (a_zero, b_zero, bias) = (c.opt(4)?, c.opt(5)?, c.opt(6)?);
-    let left = decoded(c, a.id, a_scale.id, a_zero)?;
-    let right = decoded(c, b.id, b_scale.id, b_zero)?;
-    let mut y = product(c, left, right)?;
-    if let Some(bias) = bias {
-        y = c.b.add(y, bias.id)?;
-    }
+    let sums = product_of_codes(c, a.id, a_zero, b.id, b_zero)?;
+    let y = scaled(c, sums, [a_scale.id, b_scale.id], bias)?;
     c.plain(y)
 }

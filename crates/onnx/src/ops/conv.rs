@@ -12,6 +12,11 @@ use crate::error::{OpError, bad};
 
 pub(super) static ROWS: Rows = &[
     ("Conv", |c| {
+        if let Some(y) = super::integer::conv_between(c)? {
+            let bias = c.opt(2)?;
+            let y = super::integer::with_channels(c, y, bias)?;
+            return c.plain(y);
+        }
         let (x, w) = (c.x(0)?, c.x(1)?);
         let bias = c.opt(2)?;
         let (wide, weight) = (c.wide(x.id)?, c.wide(w.id)?);
@@ -46,10 +51,15 @@ pub(super) fn with_bias(c: &mut Context<'_>, y: ValueId, bias: Option<ValueId>) 
     Ok(c.b.add(y, bias)?)
 }
 
-/// Attributes of the jet, for what it computes: `f32` and no negative padding.
-fn jet_attrs(c: &Context<'_>, x: ValueId, weight: ValueId) -> Result<Option<Attrs>, OpError> {
+/// Attributes of the jets, for what they compute: `f32` or codes, and no negative padding.
+pub(super) fn jet_attrs(
+    c: &Context<'_>,
+    x: ValueId,
+    weight: ValueId,
+) -> Result<Option<Attrs>, OpError> {
     let (dims, wd) = (c.dims(x)?, c.dims(weight)?);
-    let fits = c.dtype(x) == DType::F32 && (3..=5).contains(&dims.len()) && wd.len() == dims.len();
+    let known = matches!(c.dtype(x), DType::F32 | DType::U8 | DType::I8);
+    let fits = known && (3..=5).contains(&dims.len()) && wd.len() == dims.len();
     if !fits {
         return Ok(None);
     }

@@ -7,6 +7,7 @@ use cyb_tensor::DType;
 use super::Rows;
 use crate::context::{Context, Made, Outputs};
 use crate::error::{OpError, bad};
+use crate::value::X;
 
 pub(super) static ROWS: Rows = &[
     ("Abs", |c| unary(c, |c, x| c.abs(x))),
@@ -162,13 +163,15 @@ pub(super) static ROWS: Rows = &[
     ("Mean", |c| {
         let n = c.inputs.len();
         let x = c.x(0)?;
-        let mut sum = x.id;
+        let wide = c.wide(x.id)?;
+        let mut sum = wide;
         for i in 1..n {
             let next = c.x(i)?;
-            sum = c.add(sum, next.id)?;
+            let next = c.wide(next.id)?;
+            sum = c.add(sum, next)?;
         }
         let y = c.b.scale(sum, 1.0 / n as f64)?;
-        c.one(y, x.elem)
+        narrowed(c, y, wide, x)
     }),
     ("BitwiseAnd", |c| binary(c, |c, a, b| bitwise(c, a, b, |c, a, b| Ok(c.b.mul(a, b)?)))),
     ("BitwiseOr", |c| binary(c, |c, a, b| bitwise(c, a, b, |c, a, b| Ok(c.b.max(a, b)?)))),
@@ -199,9 +202,14 @@ pub(super) fn unary(
     let x = c.x(0)?;
     let wide = c.wide(x.id)?;
     let y = f(c, wide)?;
-    let dtype = c.dtype(x.id);
+    narrowed(c, y, wide, x)
+}
+
+/// The result `y` of operands that were `like` and became `wide`, as their type.
+fn narrowed(c: &mut Context<'_>, y: ValueId, wide: ValueId, like: X) -> Outputs {
+    let dtype = c.dtype(like.id);
     let y = if c.dtype(wide) == dtype { y } else { c.cast(y, dtype)? };
-    c.one(y, x.elem)
+    c.one(y, like.elem)
 }
 
 fn f64_unary(c: &mut Context<'_>, f: impl FnOnce(&mut Context<'_>, ValueId) -> Made) -> Outputs {
@@ -215,8 +223,9 @@ fn binary(
     f: impl FnOnce(&mut Context<'_>, ValueId, ValueId) -> Made,
 ) -> Outputs {
     let (a, b) = operands(c)?;
-    let y = f(c, a.id, b)?;
-    c.one(y, a.elem)
+    let (left, right) = (c.wide(a.id)?, c.wide(b)?);
+    let y = f(c, left, right)?;
+    narrowed(c, y, left, a)
 }
 
 fn compare(
@@ -224,12 +233,13 @@ fn compare(
     f: impl FnOnce(&mut Context<'_>, ValueId, ValueId) -> Made,
 ) -> Outputs {
     let (a, b) = operands(c)?;
-    let y = f(c, a.id, b)?;
+    let (left, right) = (c.wide(a.id)?, c.wide(b)?);
+    let y = f(c, left, right)?;
     c.plain(y)
 }
 
 /// The two operands, lined up as opset 6 and below may ask with `broadcast` and `axis`.
-fn operands(c: &mut Context<'_>) -> Result<(crate::value::X, ValueId), OpError> {
+fn operands(c: &mut Context<'_>) -> Result<(X, ValueId), OpError> {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let mut right = b.id;
     if c.opset < 7
@@ -251,12 +261,14 @@ fn variadic(
     f: impl Fn(&mut Context<'_>, ValueId, ValueId) -> Made,
 ) -> Outputs {
     let x = c.x(0)?;
-    let mut y = x.id;
+    let wide = c.wide(x.id)?;
+    let mut y = wide;
     for i in 1..c.inputs.len() {
         let next = c.x(i)?;
-        y = f(c, y, next.id)?;
+        let next = c.wide(next.id)?;
+        y = f(c, y, next)?;
     }
-    c.one(y, x.elem)
+    narrowed(c, y, wide, x)
 }
 
 fn sign(c: &mut Context<'_>, x: ValueId) -> Made {

@@ -1,6 +1,6 @@
 //! Functions that operators share, as compositions of atoms.
 
-use cyb_ir::{Atom, Cmp, Exp, Op, Reduce, ValueId};
+use cyb_ir::{Atom, Cmp, Exp, Op, Read, Reduce, ValueId};
 use cyb_tensor::{Class, DType, Dim};
 
 use crate::context::{Context, Made};
@@ -13,10 +13,20 @@ impl Context<'_> {
         Ok(self.b.scalar(dtype, value)?)
     }
 
-    /// Floats of 16 bits and less as `f32`, in which compositions compute; others as they are.
+    /// Floats of 16 bits and less as `f32`, in which compositions compute; others as they are. What
+    /// an operator made in `f32` and narrowed for its type is taken as it was before, as ONNX Runtime
+    /// does on CPUs: only a `Cast` of the file itself rounds between two operators.
     pub(crate) fn wide(&mut self, x: ValueId) -> Made {
         match self.dtype(x) {
             DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+                let made = self.b.graph().producer(x);
+                let narrowed = made.filter(|n| matches!(n.op, Op::Atom(Atom::Read(Read::Cast(_)))));
+                if let Some(source) = narrowed.map(|node| node.inputs[0])
+                    && self.dtype(source) == DType::F32
+                    && !self.placed.cast.contains(&x)
+                {
+                    return Ok(source);
+                }
                 Ok(self.b.cast(x, DType::F32)?)
             }
             _ => Ok(x),

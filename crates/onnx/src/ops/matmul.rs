@@ -56,6 +56,9 @@ fn weight(c: &mut Context<'_>, w: X, other: ValueId) -> Made {
 }
 
 fn matmul(c: &mut Context<'_>) -> Outputs {
+    if let Some(y) = super::integer::matmul_between(c, true)? {
+        return c.plain(y);
+    }
     let (a, b) = (c.x(0)?, c.x(1)?);
     let wa = c.wide(a.id)?;
     let wb = weight(c, b, wa)?;
@@ -71,6 +74,16 @@ pub(super) fn gemm(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let (alpha, beta) = (c.float("alpha", 1.0)?, c.float("beta", 1.0)?);
     let (turn_a, turn_b) = (c.flag("transA", false)?, c.flag("transB", false)?);
+    if alpha == 1.0
+        && beta == 1.0
+        && !turn_a
+        && let Some(mut y) = super::integer::matmul_between(c, !turn_b)?
+    {
+        if let Some(bias) = c.opt(2)? {
+            y = c.add(y, bias.id)?;
+        }
+        return c.plain(y);
+    }
     let mut left = c.wide(a.id)?;
     let right = weight(c, b, left)?;
     if c.rank(left) != 2 || c.rank(right) != 2 {

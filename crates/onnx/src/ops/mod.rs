@@ -11,6 +11,7 @@ mod fused;
 mod gather;
 mod grid;
 mod host;
+mod integer;
 mod math;
 mod matmul;
 mod normalization;

@@ -4,7 +4,8 @@
 use cyb_ir::ValueId;
 use cyb_tensor::DType;
 
-use super::quantized::{dequantized, encoded, product_of_codes, requantize};
+use super::integer::product_of_codes;
+use super::quantized::{dequantized, encoded, requantize};
 use super::{Rows, find};
 use crate::context::{Context, Outputs};
 use crate::error::{OpError, bad};

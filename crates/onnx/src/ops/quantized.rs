@@ -1,17 +1,19 @@
 //! Integers with scales.
 
+use std::sync::Arc;
+
 use cyb_formats::onnx::Elem;
-use cyb_ir::{Cmp, Reduce, ValueId};
+use cyb_ir::{Attrs, Cmp, Reduce, ValueId};
+use cyb_jets::AFFINE_QUANTIZE;
 use cyb_tensor::{Class, DType};
 
 use super::Rows;
 use super::cast::convert;
-use super::conv::conv;
-use super::matmul::product;
+use super::integer::{conv_of_codes, product_of_codes, with_channels};
 use super::normalization::by_channel;
-use crate::context::{Context, Made, Outputs};
+use crate::context::{Context, Decoded, Made, Outputs};
 use crate::error::{OpError, bad};
-use crate::value::{Val, X};
+use crate::value::{Codes, Val, X};
 
 pub(super) static ROWS: Rows = &[
     ("QuantizeLinear", quantize),
@@ -76,6 +78,21 @@ pub(super) fn saturate(c: &mut Context<'_>, x: ValueId, to: Elem) -> Made {
     c.cast(x, dtype)
 }
 
+/// The dtype of codes of 8 bits.
+fn byte(elem: Elem) -> Option<DType> {
+    match elem {
+        Elem::U8 => Some(DType::U8),
+        Elem::I8 => Some(DType::I8),
+        _ => None,
+    }
+}
+
+/// Floats as codes of 8 bits; the scale and the zero point line up with them.
+fn affine(c: &mut Context<'_>, x: ValueId, scale: ValueId, zero: ValueId, to: DType) -> Made {
+    let x = c.cast(x, DType::F32)?;
+    Ok(c.b.jet(&AFFINE_QUANTIZE, Attrs::new().with("dtype", to), &[x, scale, zero])?)
+}
+
 fn quantize(c: &mut Context<'_>) -> Outputs {
     let (x, scale) = (c.x(0)?, c.x(1)?);
     let zero = c.opt(2)?;
@@ -92,6 +109,14 @@ fn quantize(c: &mut Context<'_>) -> Outputs {
     let wide = c.cast(x.id, DType::F32)?;
     let scale = c.cast(scale.id, DType::F32)?;
     let scale = lined_up(c, scale, &dims, axis, block)?;
+    if let Some(dtype) = byte(to) {
+        let zero = match zero {
+            Some(zero) => lined_up(c, zero.id, &dims, axis, block)?,
+            None => c.b.scalar(dtype, 0.0)?,
+        };
+        let y = affine(c, wide, scale, zero, dtype)?;
+        return c.one(y, to);
+    }
     let scaled = c.divide_once(wide, scale)?;
     if to.int_range().is_none() {
         let saturates = c.flag("saturate", true)?;
@@ -108,11 +133,52 @@ fn quantize(c: &mut Context<'_>) -> Outputs {
     c.one(y, to)
 }
 
+/// Floats of matrices and larger that are known as codes stay codes.
+fn known_codes(c: &Context<'_>) -> Result<Option<Val>, OpError> {
+    let (Some(Val::Known { elem, tensor }), Some(scale)) = (c.inputs.first(), c.constant_input(1))
+    else {
+        return Ok(None);
+    };
+    let zero = match c.inputs.get(2) {
+        None | Some(Val::None) => None,
+        Some(Val::Known { tensor, .. }) => Some(tensor),
+        Some(_) => return Ok(None),
+    };
+    let rank = tensor.shape().len();
+    let plain = byte(*elem).is_some() && scale.dtype() == DType::F32 && rank >= 2;
+    let vectors = scale.shape().len() <= 1 && zero.is_none_or(|z| z.shape().len() <= 1);
+    let as_f32 = c.opt_int("output_dtype")?.is_none_or(|n| n == 0);
+    if !plain || !vectors || !as_f32 || block_size(c)? != 0 {
+        return Ok(None);
+    }
+    let scales = scale.to_f32_vec()?;
+    let axis = match scales.len() {
+        1 => 0,
+        _ => c.axis(c.int("axis", 1)?, rank)?,
+    };
+    Ok(Codes::of(tensor, &scales, zero, axis).ok().map(|codes| Val::Codes(Arc::new(codes))))
+}
+
 fn dequantize(c: &mut Context<'_>) -> Outputs {
+    if let Some(codes) = known_codes(c)? {
+        return Ok(vec![codes]);
+    }
     let (x, scale) = (c.x(0)?, c.x(1)?);
     let zero = c.opt(2)?;
     let (axis, block) = (c.int("axis", 1)?, block_size(c)?);
     let dims = c.dims(x.id)?;
+    let mut decoded = None;
+    let single = |c: &Context<'_>, v: ValueId| -> Result<bool, OpError> {
+        Ok(c.dims(v)?.iter().product::<usize>() == 1)
+    };
+    let one_zero = match zero {
+        Some(zero) => single(c, zero.id)?,
+        None => true,
+    };
+    if byte(x.elem).is_some() && scale.elem == Elem::F32 && single(c, scale.id)? && one_zero {
+        let scale = c.reshape(scale.id, &[])?;
+        decoded = Some(Decoded { codes: x, scale, zero });
+    }
     let mut y = c.cast(x.id, DType::F32)?;
     if let Some(zero) = zero {
         // Differences of 32-bit integers need not fit a float.
@@ -137,6 +203,9 @@ fn dequantize(c: &mut Context<'_>) -> Outputs {
         Some(dtype) if dtype.class() == Class::Float => c.cast(y, dtype)?,
         _ => return bad(format!("{elem} is no float type")),
     };
+    if let Some(decoded) = decoded.filter(|_| elem == Elem::F32) {
+        c.placed.decoded.insert(y, decoded);
+    }
     c.one(y, elem)
 }
 
@@ -155,9 +224,17 @@ pub(super) fn dynamic(
     c: &mut Context<'_>,
     x: ValueId,
 ) -> Result<(ValueId, ValueId, ValueId), OpError> {
-    let axes: Vec<usize> = (0..c.rank(x)).collect();
     let zero = c.scalar(x, 0.0)?;
-    let (top, bottom) = (c.b.reduce(Reduce::Max, x, &axes)?, c.b.reduce(Reduce::Min, x, &axes)?);
+    let mut ends = [x; 2];
+    for (end, kind) in ends.iter_mut().zip([Reduce::Max, Reduce::Min]) {
+        // Row by row first, which workers share.
+        if let Some(last) = c.rank(x).checked_sub(1).filter(|&last| last > 0) {
+            *end = c.b.reduce(kind, *end, &[last])?;
+        }
+        let axes: Vec<usize> = (0..c.rank(*end)).collect();
+        *end = c.b.reduce(kind, *end, &axes)?;
+    }
+    let [top, bottom] = ends;
     let (top, bottom) = (c.b.max(top, zero)?, c.b.min(bottom, zero)?);
     let range = c.sub(top, bottom)?;
     let levels = c.scalar(range, 255.0)?;
@@ -169,26 +246,8 @@ pub(super) fn dynamic(
     let point = c.divide_once(minus, divisor)?;
     let point = c.round(point)?;
     let point_code = saturate(c, point, Elem::U8)?;
-    let point = c.cast(point_code, DType::F32)?;
-    let scaled = c.divide_once(x, divisor)?;
-    let y = c.round(scaled)?;
-    let y = c.b.add(y, point)?;
-    let y = saturate(c, y, Elem::U8)?;
+    let y = affine(c, x, divisor, point_code, DType::U8)?;
     Ok((y, scale, point_code))
-}
-
-/// Codes less their zero point, as `I32`.
-fn centered(c: &mut Context<'_>, x: ValueId, zero: Option<X>, rows: bool) -> Made {
-    let x = c.cast(x, DType::I32)?;
-    let Some(zero) = zero else { return Ok(x) };
-    let mut zero = c.cast(zero.id, DType::I32)?;
-    let dims = c.dims(zero)?;
-    if dims == [1] {
-        zero = c.reshape(zero, &[])?;
-    } else if rows && dims.len() == 1 {
-        zero = c.b.unsqueeze(zero, 1)?;
-    }
-    c.sub(x, zero)
 }
 
 /// Codes decoded with a scale and a zero point, one of each.
@@ -215,9 +274,17 @@ pub(super) fn encoded(c: &mut Context<'_>, y: ValueId, i: usize) -> Outputs {
     let zero = c.opt(i + 1)?;
     let dims = c.dims(y)?;
     let scale = lined_up(c, scale.id, &dims, 0, 0)?;
+    let to = zero.as_ref().map_or(Elem::U8, |zero| zero.elem);
+    if let Some(dtype) = byte(to) {
+        let zero = match zero {
+            Some(zero) => lined_up(c, zero.id, &dims, 0, 0)?,
+            None => c.b.scalar(dtype, 0.0)?,
+        };
+        let y = affine(c, y, scale, zero, dtype)?;
+        return c.one(y, to);
+    }
     let scaled = c.divide_once(y, scale)?;
     let mut y = c.round(scaled)?;
-    let to = zero.as_ref().map_or(Elem::U8, |zero| zero.elem);
     if let Some(zero) = zero {
         let zero = c.cast(zero.id, DType::F32)?;
         let zero = lined_up(c, zero, &dims, 0, 0)?;
@@ -227,19 +294,6 @@ pub(super) fn encoded(c: &mut Context<'_>, y: ValueId, i: usize) -> Outputs {
     c.one(y, to)
 }
 
-/// The exact product of codes less their zero points.
-pub(super) fn product_of_codes(
-    c: &mut Context<'_>,
-    a: ValueId,
-    za: Option<X>,
-    b: ValueId,
-    zb: Option<X>,
-) -> Made {
-    let a = centered(c, a, za, true)?;
-    let b = centered(c, b, zb, false)?;
-    product(c, a, b)
-}
-
 fn matmul_integer(c: &mut Context<'_>) -> Outputs {
     let (a, b) = (c.x(0)?, c.x(1)?);
     let (za, zb) = (c.opt(2)?, c.opt(3)?);
@@ -247,25 +301,10 @@ fn matmul_integer(c: &mut Context<'_>) -> Outputs {
     c.plain(y)
 }
 
-/// A kernel less its zero point, which is one number or one for each output channel.
-fn centered_kernel(c: &mut Context<'_>, w: ValueId, zero: Option<X>) -> Made {
-    let rank = c.rank(w);
-    let w = c.cast(w, DType::I32)?;
-    let Some(zero) = zero else { return Ok(w) };
-    let zero = c.cast(zero.id, DType::I32)?;
-    let n: usize = c.dims(zero)?.iter().product();
-    let mut shape = vec![1; rank];
-    shape[0] = n;
-    let zero = c.reshape(zero, &shape)?;
-    c.sub(w, zero)
-}
-
 fn conv_integer(c: &mut Context<'_>) -> Outputs {
     let (x, w) = (c.x(0)?, c.x(1)?);
     let (zx, zw) = (c.opt(2)?, c.opt(3)?);
-    let x = centered(c, x.id, zx, false)?;
-    let w = centered_kernel(c, w.id, zw)?;
-    let y = conv(c, x, w)?;
+    let y = conv_of_codes(c, x.id, zx, w.id, zw)?;
     c.plain(y)
 }
 
@@ -273,12 +312,17 @@ fn conv_integer(c: &mut Context<'_>) -> Outputs {
 pub(super) fn requantize(c: &mut Context<'_>, sums: ValueId, factor: ValueId, zero: X) -> Outputs {
     let sums = c.cast(sums, DType::F32)?;
     let y = c.b.mul(sums, factor)?;
-    let y = c.round(y)?;
-    let point = c.cast(zero.id, DType::F32)?;
-    let point = match c.dims(point)?.as_slice() {
-        [1] => c.reshape(point, &[])?,
-        _ => point,
+    let point = match c.dims(zero.id)?.as_slice() {
+        [1] => c.reshape(zero.id, &[])?,
+        _ => zero.id,
     };
+    if let Some(dtype) = byte(zero.elem) {
+        let one = c.scalar(y, 1.0)?;
+        let y = affine(c, y, one, point, dtype)?;
+        return c.one(y, zero.elem);
+    }
+    let y = c.round(y)?;
+    let point = c.cast(point, DType::F32)?;
     let y = c.b.add(y, point)?;
     let y = saturate(c, y, zero.elem)?;
     c.one(y, zero.elem)
@@ -289,9 +333,8 @@ fn qlinear_matmul(c: &mut Context<'_>) -> Outputs {
     for i in 0..8 {
         inputs.push(c.x(i)?);
     }
-    let a = centered(c, inputs[0].id, Some(inputs[2]), true)?;
-    let b = centered(c, inputs[3].id, Some(inputs[5]), false)?;
-    let sums = product(c, a, b)?;
+    let (a, b) = (inputs[0].id, inputs[3].id);
+    let sums = product_of_codes(c, a, Some(inputs[2]), b, Some(inputs[5]))?;
     let mut scales = Vec::new();
     for (i, rows) in [(1, true), (4, false), (6, false)] {
         let s = c.cast(inputs[i].id, DType::F32)?;
@@ -312,14 +355,10 @@ fn qlinear_conv(c: &mut Context<'_>) -> Outputs {
         inputs.push(c.x(i)?);
     }
     let bias = c.opt(8)?;
-    let x = centered(c, inputs[0].id, Some(inputs[2]), false)?;
-    let w = centered_kernel(c, inputs[3].id, Some(inputs[5]))?;
-    let mut sums = conv(c, x, w)?;
+    let (x, w) = (inputs[0].id, inputs[3].id);
+    let sums = conv_of_codes(c, x, Some(inputs[2]), w, Some(inputs[5]))?;
+    let sums = with_channels(c, sums, bias)?;
     let rank = c.rank(sums);
-    if let Some(bias) = bias {
-        let bias = by_channel(c, bias.id, rank)?;
-        sums = c.b.add(sums, bias)?;
-    }
     let (sx, sw, sy) = (inputs[1].id, inputs[4].id, inputs[6].id);
     let sw = by_channel(c, sw, rank)?;
     let (sx, sy) = (c.reshape(sx, &[])?, c.reshape(sy, &[])?);

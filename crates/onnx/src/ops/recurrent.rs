@@ -6,7 +6,8 @@ use cyb_jets::LINEAR;
 use cyb_tensor::DType;
 
 use super::Rows;
-use super::quantized::{dynamic, product_of_codes};
+use super::integer::product_of_codes;
+use super::quantized::dynamic;
 use super::shape::sizes;
 use crate::context::{Context, Made, Outputs};
 use crate::error::{OpError, bad};

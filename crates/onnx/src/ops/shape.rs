@@ -108,6 +108,7 @@ fn constant_of_shape(c: &mut Context<'_>) -> Outputs {
 fn input_dims(c: &Context<'_>) -> Result<Vec<usize>, OpError> {
     match c.inputs.first() {
         Some(Val::Known { tensor, .. }) => Ok(tensor.shape().to_vec()),
+        Some(Val::Codes(codes)) => Ok(codes.codes.shape().to_vec()),
         Some(Val::Value(x)) => c.dims(x.id),
         Some(Val::Strings { shape, .. }) => Ok(shape.clone()),
         _ => bad("input 0 must be a tensor"),
