@@ -3,7 +3,7 @@ transformers computes for them in f32.
 
 For each row of CHECKPOINTS: checkpoints/NAME/ as `save_pretrained` writes it, and
 checkpoints/NAME.npz with L.input_ids and L.logits for several lengths L (the
-original context of a scaled rope is on both sides). `llama` also has a tokenizer and a chat template,
+original context of a scaled rope is on both sides). checkpoints/llama-gaps.npz is a batch with gaps. `llama` also has a tokenizer and a chat template,
 and checkpoints/llama.json what `generate` continues a prompt with.
 """
 
@@ -83,6 +83,28 @@ def randomize(model, gemma, seed):
                 weight.copy_(1.3 / math.sqrt(weight.shape[1]) * noise)
 
 
+def gaps():
+    """checkpoints/llama-gaps.npz: rows padded on the left and with hidden tokens in the middle, and
+    the same with positions of their own."""
+    model = tf.AutoModelForCausalLM.from_pretrained(
+        OUT / "llama", dtype=F32, attn_implementation="eager").eval()
+    rng = np.random.default_rng(6100)
+    ids = rng.integers(3, encoders.VOCAB, size=(3, 17), dtype=np.int64)
+    mask = np.ones_like(ids)
+    mask[0, :5] = 0
+    mask[1, 6:9] = 0
+    mask[1, 12] = 0
+    mask[2, 14:] = 0
+    positions = np.cumsum(rng.integers(1, 4, size=ids.shape), axis=1)
+    values = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    for name, extra in [("counted", {}), ("given", {"position_ids": torch.from_numpy(positions)})]:
+        with torch.no_grad():
+            out = model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask),
+                        use_cache=False, **extra)
+        values[f"{name}.logits"] = out.logits.numpy()
+    np.savez_compressed(OUT / "llama-gaps.npz", **values)
+
+
 def main():
     torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
@@ -105,6 +127,7 @@ def main():
         model.to(dtype).save_pretrained(path)
         np.savez_compressed(OUT / f"{name}.npz", **values)
         print(name, np.std(values["40.logits"]))
+    gaps()
     path = OUT / "llama"
     encoders.byte_level(path)
     (path / "chat_template.jinja").write_text(

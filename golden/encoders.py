@@ -121,10 +121,14 @@ ENCODERS = {
         num_key_value_heads=1, intermediate_size=26, max_position_embeddings=99, pad_token_id=0,
         bos_token_id=2, eos_token_id=3, mask_token_id=4, classifier_pooling="late",
         **labels(LABELS))),
+    "deberta-conv": (tf.DebertaV2ForTokenClassification, tf.DebertaV2Config(
+        **deberta(conv_kernel_size=5, conv_act="gelu", conv_groups=2, num_hidden_layers=2),
+        **labels(TAGS))),
 }
 # Padding on the left, tokens in the middle that are hidden, padding ids among the tokens.
-HOLES = ["bert-pair", "roberta-nli", "deberta", "modernbert-mean", "eurobert-late", "mpnet", "t5"]
+HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean", "eurobert-late", "mpnet", "t5"]
 HALF = {
+    "deberta-conv": torch.bfloat16,
     "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
     "eurobert-late": torch.bfloat16, "nomic-masked": torch.bfloat16,
     "t5-gated": torch.bfloat16, "nomic-bert": torch.bfloat16, "eurobert": torch.bfloat16,

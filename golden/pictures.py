@@ -41,6 +41,11 @@ def flexible():
     return {k: v for k, v in vision(patch_size=5, num_patches=16).items() if k != "image_size"}
 
 
+def labels(n):
+    names = ["cat", "dog", "fish", "bird"][:n]
+    return dict(id2label=dict(enumerate(names)), label2id={k: i for i, k in enumerate(names)})
+
+
 MODELS = {
     "clip": (tf.CLIPModel, tf.CLIPConfig(
         text_config=text(eos_token_id=3), vision_config=vision(), projection_dim=18)),
@@ -53,8 +58,18 @@ MODELS = {
         **vision(num_hidden_layers=1, num_channels=2))),
     "siglip2": (tf.Siglip2Model, tf.Siglip2Config(
         text_config=text(projection_size=28, num_hidden_layers=1), vision_config=flexible())),
+    "clip-labels": (tf.CLIPForImageClassification, tf.CLIPConfig(
+        text_config=text(num_hidden_layers=1), vision_config=vision(num_hidden_layers=1),
+        **labels(3))),
+    "siglip-labels": (tf.SiglipForImageClassification, tf.SiglipConfig(
+        text_config=text(num_hidden_layers=1), vision_config=vision(num_hidden_layers=1),
+        **labels(1))),
+    "siglip2-labels": (tf.Siglip2ForImageClassification, tf.Siglip2Config(
+        text_config=text(num_hidden_layers=1),
+        vision_config=flexible() | dict(num_hidden_layers=1), **labels(4))),
 }
-HALF = {"clip-text": torch.float16, "siglip2": torch.bfloat16, "clip-vision": torch.bfloat16}
+HALF = {"clip-labels": torch.bfloat16, "siglip-labels": torch.float16,
+        "siglip2-labels": torch.bfloat16, "clip-text": torch.float16, "siglip2": torch.bfloat16, "clip-vision": torch.bfloat16}
 
 
 def randomize(model, seed):
@@ -74,7 +89,7 @@ def randomize(model, seed):
                 weight.copy_(1.2 / math.sqrt(weight[0].numel()) * noise)
 
 
-def inputs_of(config, seed):
+def inputs_of(name, config, seed):
     rng = np.random.default_rng(seed)
     inputs = {}
     text = getattr(config, "text_config", config)
@@ -88,6 +103,8 @@ def inputs_of(config, seed):
         inputs |= {"input_ids": ids, "attention_mask": mask}
         if "siglip" in text.model_type:
             del inputs["attention_mask"]
+    if name.endswith("-labels"):
+        inputs = {}
     vision = getattr(config, "vision_config", config)
     if hasattr(vision, "num_patches"):
         shapes = np.array([[3, 5], [4, 4]])
@@ -121,7 +138,7 @@ def main():
         randomize(model, 7000 + number)
         dtype = HALF.get(name, torch.float32)
         round_weights(model, dtype)
-        inputs = inputs_of(config, 8000 + number)
+        inputs = inputs_of(name, config, 8000 + number)
         with torch.no_grad():
             out = model(**{k: torch.from_numpy(v) for k, v in inputs.items()})
         arrays = {f"in.{k}": v for k, v in inputs.items()}
@@ -131,6 +148,16 @@ def main():
         np.savez_compressed(OUT / f"{name}.npz", **arrays)
         print(name, {k: v.shape for k, v in arrays.items()})
         path = OUT / name
+        if name.endswith("-labels"):
+            # The tower for texts is in the configuration alone.
+            images = processor(name.removesuffix("-labels"))
+            images.save_pretrained(path)
+            kind = "image-classification"
+            pipe = tf.pipeline(kind, model=model, image_processor=images, top_k=None)
+            pictures = [str(OUT.parent / "detect" / picture) for picture in SEEN]
+            result[name] = [
+                [[row["label"], float(row["score"])] for row in pipe(picture)]
+                for picture in pictures]
         if name in ("clip", "siglip", "siglip2"):
             images = processor(name)
             byte_level(path)

@@ -40,6 +40,10 @@ pub(crate) struct Common {
     /// Layers that run on the graphics processor, the others on the processor [default: all]
     #[arg(long, global = true, value_name = "N")]
     pub(crate) gpu_layers: Option<String>,
+    /// What products with floating-point weights are computed in: f32, or bf16 on the processor
+    /// [default: f32]
+    #[arg(long, global = true, value_name = "TYPE")]
+    pub(crate) compute: Option<String>,
     /// Configuration file [default: soma/config.toml in the user's configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

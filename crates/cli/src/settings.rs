@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cyb_llm::{BackendKind, Config, DType, PARAMETERS, SamplingParams};
+use cyb_llm::{BackendKind, Compute, Config, DType, PARAMETERS, SamplingParams};
 
 use crate::args::Common;
 use crate::failure::Failure;
@@ -34,6 +34,7 @@ const KNOWN: &[Known] = &[
         default: "what the prompt and the model ask for",
     },
     Known { name: "kv-type", variable: "SOMA_KV_TYPE", default: "f16" },
+    Known { name: "compute", variable: "SOMA_COMPUTE", default: "f32" },
     Known { name: "preset", variable: "SOMA_PRESET", default: "none" },
 ];
 
@@ -94,6 +95,7 @@ impl Settings {
             ("threads", common.threads.as_deref()),
             ("backend", common.backend.as_deref()),
             ("gpu-layers", common.gpu_layers.as_deref()),
+            ("compute", common.compute.as_deref()),
         ];
         let flags: BTreeMap<&str, &str> =
             given.iter().chain(flags).filter_map(|&(name, value)| Some((name, value?))).collect();
@@ -175,6 +177,17 @@ impl Settings {
                     usable.contains(&dtype).then_some(dtype)
                 })?
                 .unwrap_or(auto.kv_type),
+            compute: self
+                .parsed(
+                    "compute",
+                    "a type to compute in; there are f32 and bf16",
+                    |text| match text {
+                        "f32" => Some(Compute::F32),
+                        "bf16" => Some(Compute::Bf16),
+                        _ => None,
+                    },
+                )?
+                .unwrap_or_default(),
             models_dir: self.get("models").map(|(text, _)| PathBuf::from(text)),
             context: self.parsed("context", "a number of tokens, 1 or more", positive)?,
             cancel: crate::interrupt::cancel(),
@@ -198,12 +211,20 @@ impl Settings {
     /// How to sample. A preset replaces the defaults; where it is given on the command line it is
     /// stronger than single parameters from elsewhere.
     pub(crate) fn sampling(&self) -> Result<SamplingParams, Failure> {
+        self.sampling_over(SamplingParams::default())
+    }
+
+    /// As [`Settings::sampling`], with other defaults.
+    pub(crate) fn sampling_over(
+        &self,
+        defaults: SamplingParams,
+    ) -> Result<SamplingParams, Failure> {
         let preset = self.get("preset");
         let mut params = match preset {
             Some((name, origin)) => {
                 SamplingParams::preset(name).map_err(|error| wrong(origin, error.to_string()))?
             }
-            None => SamplingParams::default(),
+            None => defaults,
         };
         let only_flags = preset.is_some_and(|(_, origin)| *origin == Origin::Flag);
         for parameter in PARAMETERS {

@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{command, demo, file, piped, soma, tiny};
+use std::path::Path;
+
+use common::{command, demo, file, piped, shown, soma, tiny};
 use cyb_formats::npz;
 
 #[test]
@@ -259,4 +261,41 @@ fn options_have_an_order_of_strength() {
     assert_eq!(show(&[], Some("2"))["threads"]["source"], "environment variable SOMA_THREADS");
     assert_eq!(show(&["--threads", "3"], Some("2"))["threads"]["source"], "command line");
     assert_eq!(show(&[], None)["backend"]["source"], "default");
+}
+
+#[test]
+fn a_gguf_file_becomes_a_directory_that_says_how_to_sample() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = shown(&dir.path().join("own"));
+    let run = |model: &str, words: &[&str]| {
+        let all = ["run", "--model", model, "--prompt", "x", "--max-tokens", "8", "--json"];
+        soma(&[&all[..], words].concat())
+    };
+    let source = tiny();
+    soma(&["import", &source, "--to-directory", "-o", &own]).ok();
+    assert!(Path::new(&own).join("weights.gguf").is_file());
+    let config = std::fs::read_to_string(Path::new(&own).join("config.toml")).unwrap();
+    assert!(config.contains("model_type = \"llama\""), "{config}");
+    // What is there already is not written over.
+    soma(&["import", &source, "--to-directory", "-o", &own]).fails(1, &["has files already"]);
+    let text = |model: &str, words: &[&str]| run(model, words).json()["token_ids"].clone();
+    let want = text(&source, &["--temperature", "0"]);
+    assert_eq!(text(&own, &["--temperature", "0"]), want);
+    let sampling = Path::new(&own).join("sampling.toml");
+    std::fs::write(&sampling, "temperature = 0.0\nmax_tokens = 3\nstop = [\"no such text\"]\n")
+        .unwrap();
+    assert_eq!(text(&own, &[]), want);
+    let short = ["run", "--model", &own, "--prompt", "x", "--json"];
+    assert_eq!(soma(&short).json()["token_ids"].as_array().unwrap().len(), 3);
+    std::fs::write(&sampling, "temperature = 5\n").unwrap();
+    run(&own, &[]).fails(1, &["sampling.toml", "temperature", "5"]);
+    // A template beside the weights is the one that counts.
+    std::fs::write(&sampling, "").unwrap();
+    std::fs::write(
+        Path::new(&own).join("chat.toml"),
+        "template = \"{{ messages[0].content }}!\"\n",
+    )
+    .unwrap();
+    let messages = file(&dir, "m.json", "[{\"role\": \"user\", \"content\": \"hello\"}]");
+    assert_eq!(soma(&["template", "--model", &own, "--messages", &messages]).ok().trim(), "hello!");
 }

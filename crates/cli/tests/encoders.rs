@@ -90,6 +90,99 @@ fn what_cannot_be_done_is_said() {
     soma(&["rerank", "--model", &bert, "--query", "q", "--documents", "d"]).fails(1, &["3 labels"]);
 }
 
+fn sights(name: &str) -> String {
+    shown(&cyb_testkit::golden(&format!("pictures/{name}")))
+}
+
+fn picture(name: &str) -> String {
+    shown(&cyb_testkit::golden(&format!("detect/{name}")))
+}
+
+#[test]
+fn pictures_become_vectors_and_scores() {
+    let want: Value = serde_json::from_str(
+        &std::fs::read_to_string(cyb_testkit::golden("pictures/pictures.json")).unwrap(),
+    )
+    .unwrap();
+    let (face, clip) = (picture("face.png"), sights("clip"));
+    let words = ["embed", "--model", &clip, "--image", &face, &face, "--json"];
+    let answer = soma(&words).json();
+    assert_eq!(answer["embeddings"][0], answer["embeddings"][1]);
+    let (got, golden) = (floats(&answer["embeddings"][0]), floats(&want["clip"][0]["vector"]));
+    assert_eq!(answer["dimensions"], golden.len());
+    assert!(got.iter().zip(&golden).all(|(a, b)| (a - b).abs() < 1e-3), "{got:?} {golden:?}");
+    let labels = "a face,a river,two dogs";
+    let words = ["classify", "--model", &clip, "--image", &face, "--labels", labels, "--json"];
+    let scores = soma(&words).json();
+    for (label, want) in labels.split(',').zip(want["clip"][0]["scores"].as_array().unwrap()) {
+        let all = scores["scores"].as_array().unwrap();
+        let got = all.iter().find(|s| s[0] == label).unwrap();
+        let off = (got[1].as_f64().unwrap() - want.as_f64().unwrap()).abs();
+        assert!(off < 1e-3, "{label}: {got} {want}");
+    }
+    let own = sights("clip-labels");
+    let scores = soma(&["classify", "--model", &own, "--image", &face, "--json"]).json();
+    let golden = &want["clip-labels"][0];
+    assert_eq!(scores["scores"][0][0], golden[0][0]);
+    let off = scores["scores"][0][1].as_f64().unwrap() - golden[0][1].as_f64().unwrap();
+    assert!(off.abs() < 1e-3, "{scores} {golden}");
+    let words = ["classify", "--model", &own, "--image", &face, "--top", "1"];
+    assert_eq!(soma(&words).ok().lines().count(), 1);
+}
+
+#[test]
+fn pictures_that_are_none_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = std::fs::read(picture("face.png")).unwrap();
+    let cut = file(&dir, "cut.png", &bytes[..bytes.len() / 3]);
+    let text = file(&dir, "text.png", b"no picture");
+    let clip = sights("clip");
+    for command in ["embed", "classify"] {
+        let fails = |image: &str, parts: &[&str]| {
+            let mut words = vec![command, "--model", &clip, "--image", image];
+            if command == "classify" {
+                words.extend(["--labels", "a,b"]);
+            }
+            soma(&words).fails(1, parts);
+        };
+        fails(&cut, &["cut.png"]);
+        fails(&text, &["text.png"]);
+        fails("no-such.png", &["no-such.png"]);
+    }
+    let face = picture("face.png");
+    soma(&["classify", "--model", &clip, "--image", &face]).fails(1, &["clip", "labels"]);
+    let bert = golden("bert-pair");
+    soma(&["embed", "--model", &bert, "--image", &face]).fails(1, &["bert-pair", "sees"]);
+}
+
+#[test]
+fn computing_in_bfloat16_is_asked_for_and_close() {
+    let model = golden("sentence-mean");
+    let text = "The river flows near Rome.";
+    let words = ["embed", "--model", &model, "--text", text, "--json"];
+    let plain = floats(&soma(&words).json()["embeddings"][0]);
+    let rounded = soma(&[&words[..], &["--compute", "bf16"]].concat()).json();
+    let rounded = floats(&rounded["embeddings"][0]);
+    let sum = |f: &dyn Fn(usize) -> f64| (0..plain.len()).map(f).sum::<f64>().sqrt();
+    let off = sum(&|i| (plain[i] - rounded[i]).powi(2)) / sum(&|i| plain[i].powi(2));
+    assert!(off > 1e-5 && off < 2e-2, "{off}");
+    soma(&[&words[..], &["--compute", "f64"]].concat()).fails(2, &["compute", "f32", "bf16"]);
+    let atoms = ["--compute", "bf16", "--backend", "atoms"];
+    soma(&[&words[..], &atoms].concat()).fails(1, &["atoms", "bf16", "cpu"]);
+}
+
+#[test]
+fn an_encoder_is_measured_in_whole_batches() {
+    let model = golden("bert");
+    let words = ["bench", "--model", &model, "--prompt-tokens", "21", "--batch", "3"];
+    let report = soma(&[&words[..], &["--repeat", "2", "--json"]].concat()).json();
+    assert_eq!(report["backend"], "cpu");
+    assert!(report["forward"]["ms"]["median"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(report["forward"]["tok_per_sec"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(report["ops"].as_array().unwrap().iter().any(|op| op["op"] == "sdpa_packed"));
+    soma(&["bench", "--model", &model, "--prompt-tokens", "100"]).fails(1, &["100", "99"]);
+}
+
 #[test]
 fn a_fasttext_model_is_told_from_its_content() {
     let model = shown(&cyb_testkit::model("lid.176.ftz"));

@@ -12,7 +12,7 @@ use cyb_tensor::Tensor;
 
 use crate::io::{Io, RawTensor};
 use crate::kernels;
-use crate::matmul::{Native, PackedMatrix};
+use crate::matmul::{Compute, Native, PackedMatrix};
 use crate::memory::WeightMemory;
 use crate::shared::SharedWeights;
 use crate::team::Team;
@@ -50,6 +50,7 @@ pub(crate) struct Build<'a> {
     pub(crate) node: &'a Node,
     pub(crate) isa: AnyIsa,
     pub(crate) team: &'a Team,
+    pub(crate) compute: Compute,
     pub(crate) weights: &'a mut Weights,
     pub(crate) shared: &'a SharedWeights,
 }
@@ -94,8 +95,10 @@ impl Build<'_> {
                     Native { dtype: tensor.dtype(), bytes: tensor.bytes().as_slice(), turned };
                 let memory = &mut self.weights.memory;
                 let done = |part| tensor.bytes().release_range(part);
-                let packed = PackedMatrix::pack(memory, self.team, n, k, source, &done)
-                    .map_err(|e| fail(e.to_string()))?;
+                let (team, shape) = (self.team, [n, k]);
+                let packed =
+                    PackedMatrix::pack_for(self.compute, memory, team, shape, source, &done)
+                        .map_err(|e| fail(e.to_string()))?;
                 tensor.bytes().release();
                 let packed = Arc::new(packed);
                 self.shared.put(tensor, form, &packed);

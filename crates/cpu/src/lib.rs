@@ -17,6 +17,7 @@ mod program;
 mod shared;
 pub mod team;
 
+pub use matmul::Compute;
 pub use program::CpuBackend;
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::buffer::Buffer;
 use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
 use crate::kernels::chain::{ChainKernel, chains};
+use crate::matmul::Compute;
 use crate::pace::Pace;
 use crate::shared::SharedWeights;
 use crate::team::{Team, TeamError, Worker};
@@ -36,6 +37,7 @@ pub struct CpuBackend {
     isa: AnyIsa,
     kernels: bool,
     shared: Arc<SharedWeights>,
+    compute: Compute,
 }
 
 impl CpuBackend {
@@ -46,7 +48,13 @@ impl CpuBackend {
 
     /// A given instruction set, which the CPU must have.
     pub fn with_isa(team: Arc<Team>, isa: AnyIsa) -> CpuBackend {
-        CpuBackend { team, isa, kernels: true, shared: Arc::default() }
+        CpuBackend { team, isa, kernels: true, compute: Compute::F32, shared: Arc::default() }
+    }
+
+    /// What products with floating-point weights are computed in.
+    #[must_use]
+    pub fn computing(self, compute: Compute) -> CpuBackend {
+        CpuBackend { compute, ..self }
     }
 
     /// No kernels: every call runs through its definition.
@@ -222,6 +230,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
                     graph: &graph,
                     node,
                     isa: backend.isa,
+                    compute: backend.compute,
                     team: &backend.team,
                     weights: &mut weights,
                     shared: &backend.shared,

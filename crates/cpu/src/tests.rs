@@ -8,8 +8,8 @@ use cyb_jets::JETS;
 use cyb_simd::AnyIsa;
 use cyb_tensor::{AlignedBytes, Bindings, Bytes, DType, Tensor};
 
-use crate::CpuBackend;
 use crate::team::Team;
+use crate::{Compute, CpuBackend};
 
 fn team(count: usize) -> Arc<Team> {
     Arc::new(Team::new(count).unwrap())
@@ -206,6 +206,41 @@ fn threads_and_instruction_sets_give_the_same_bits() {
                     let got = run_case(other, jet, &case);
                     let how = format!("{threads} threads, {}", isa.kind());
                     assert_eq!(want, got, "{} {} with {how}", jet.name, case.name);
+                }
+            }
+        }
+    }
+}
+
+/// In bfloat16 a product is near the one in `f32` (each side is off by up to 2^-9 of itself), and the
+/// same bits on every instruction set with any number of threads.
+#[test]
+fn linear_kernels_in_bfloat16() {
+    for name in ["linear", "linear_add", "linear_many", "gated_linear"] {
+        let jet = JETS.iter().find(|jet| jet.name == name).unwrap();
+        let floats = |case: &Case| inputs(case).iter().all(|t| !t.dtype().is_quantized());
+        let cases: Vec<Case> = (jet.cases)().into_iter().filter(floats).collect();
+        assert!(!cases.is_empty(), "{name}");
+        for case in cases {
+            let run = |threads: usize, isa: AnyIsa| {
+                let backend = CpuBackend::with_isa(team(threads), isa).computing(Compute::Bf16);
+                run_case(Arc::new(backend), jet, &case)
+            };
+            let got = run(2, AnyIsa::best());
+            let op = Op::Jet(jet, case.attrs.clone());
+            let want = cyb_interp::evaluate_node(&op, &inputs(&case), &Bindings::new()).unwrap();
+            for (want, got) in want.iter().zip(&got) {
+                let want = want.to_f32_vec().unwrap();
+                let got = got.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                let sum =
+                    |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+                let off = sum(&mut got.zip(&want).map(|(a, b)| f64::from(a) - f64::from(*b)));
+                let all = sum(&mut want.iter().map(|v| f64::from(*v)));
+                assert!(off.sqrt() <= 8e-3 * all.sqrt() + 1e-30, "{name} {}: {off}", case.name);
+            }
+            for &isa in AnyIsa::detect() {
+                for threads in [1, 3] {
+                    assert_eq!(run(threads, isa), got, "{name} {} {}", case.name, isa.kind());
                 }
             }
         }

@@ -32,10 +32,12 @@ const TOKENIZER_CONFIGURATIONS: [(&str, &str); 3] = [
 ];
 
 /// Files that other crates read.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 9] = [
     "tokenizer.json",
     "chat_template.jinja",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `config.toml` | what config.json holds; `architecture`; `[components.NAME]` with `weights` | `config.*` |
 //! | `chat.toml` | `template`, `bos_token`, `eos_token`, `pad_token` | `tokenizer_config.*` |
-//! | `sampling.toml` | what generation_config.json holds | `generation_config.*` |
+//! | `sampling.toml` | how to sample; what generation_config.json holds | `generation_config.*`, `sampling.*` |
 //! | `vocab.toml` | `type`, `vocab_size` of the tokenizer | `vocab.*` |
 //! | `pipeline.toml` | stages of sentence-transformers, preprocessing of pictures | as they are named |
 //! | `weights.*` | all tensors, where there are no components | tensors |
@@ -24,10 +24,13 @@ use crate::{huggingface, safetensors};
 /// The file that makes a directory one of these.
 const CONFIG: &str = "config.toml";
 
+/// How to sample where a user does not say.
+const SAMPLING: &str = "sampling.toml";
+
 /// The other files and what their keys are put under.
 const FILES: [(&str, &str); 4] = [
     ("chat.toml", "tokenizer_config"),
-    ("sampling.toml", "generation_config"),
+    (SAMPLING, "generation_config"),
     ("vocab.toml", "vocab"),
     ("pipeline.toml", ""),
 ];
@@ -126,7 +129,13 @@ pub(crate) fn open(dir: &Path) -> Result<ModelFile, FormatError> {
                     json::flatten(&mut metadata, &key, as_json(value));
                 }
             }
-            under => json::flatten(&mut metadata, under, as_json(toml::Value::Table(table))),
+            under => {
+                let table = as_json(toml::Value::Table(table));
+                if name == SAMPLING {
+                    json::flatten(&mut metadata, "sampling", table.clone());
+                }
+                json::flatten(&mut metadata, under, table);
+            }
         }
     }
     huggingface::attach_documents(&mut model, [dir, dir])?;
@@ -169,18 +178,23 @@ fn as_json(value: toml::Value) -> Json {
     }
 }
 
-/// Writes a model read from a directory as one of these. `dir` is made; what is in it stays, but for
-/// files of the same names.
+/// Writes a model as one of these directories. `dir` is made; what is in it stays, but for files of
+/// the same names. A GGUF file, whole or in parts, becomes `weights.gguf` and goes on saying itself
+/// what it is; `config.toml` then tells people.
 ///
 /// # Errors
-/// The model came with its own metadata (GGUF), or a file cannot be written.
+/// The model was made in memory, or a file cannot be written.
 pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError> {
-    if matches!(model.format, Format::Gguf { .. } | Format::Memory) {
-        return Err(FormatError::Directory {
-            path: model.metadata.file().to_owned(),
-            found: "weights that say themselves what they are".to_owned(),
-            want: "a Hugging Face directory",
-        });
+    match model.format {
+        Format::Gguf { .. } => return write_gguf(model, dir),
+        Format::Safetensors | Format::Torch => {}
+        Format::Memory => {
+            return Err(FormatError::Directory {
+                path: model.metadata.file().to_owned(),
+                found: "a model that was made in memory".to_owned(),
+                want: "a Hugging Face directory or a GGUF file",
+            });
+        }
     }
     let write_failed = |problem| FormatError::Write { path: dir.to_owned(), problem };
     std::fs::create_dir_all(dir).map_err(write_failed)?;
@@ -210,7 +224,7 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
         }
     }
     put(&dir.join("chat.toml"), chat)?;
-    put(&dir.join("sampling.toml"), table(m, "generation_config"))?;
+    put(&dir.join(SAMPLING), table(m, "generation_config"))?;
     let mut vocab = toml::Table::new();
     if let Some(json) = model.documents.get("tokenizer.json") {
         #[derive(serde::Deserialize)]
@@ -250,6 +264,36 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
     safetensors::write(&dir.join("weights.safetensors"), tensors)
 }
 
+fn write_gguf(model: &ModelFile, dir: &Path) -> Result<(), FormatError> {
+    const ARCHITECTURE: &str = "general.architecture";
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    let write_failed = |problem| FormatError::Write { path: dir.to_owned(), problem };
+    std::fs::create_dir_all(dir).map_err(write_failed)?;
+    let m = &model.metadata;
+    let architecture: &str = m.get(ARCHITECTURE)?;
+    let mut config = toml::Table::new();
+    config.insert("model_type".to_owned(), architecture.into());
+    if let Some(name) = m.opt::<&str>("general.name")? {
+        config.insert("name".to_owned(), name.into());
+    }
+    for (key, value) in table(m, architecture) {
+        config.insert(key, value);
+    }
+    put(&dir.join(CONFIG), config)?;
+    if let Some(template) = m.opt::<&str>(TEMPLATE)? {
+        let chat = toml::Table::from_iter([("template".to_owned(), template.into())]);
+        put(&dir.join("chat.toml"), chat)?;
+    }
+    // The parts of a split model become one file. What the directory itself said stays outside.
+    let beside = FILES.map(|(_, under)| under).into_iter().chain(["sampling", "split"]);
+    let beside: Vec<String> =
+        beside.filter(|under| !under.is_empty()).map(|under| format!("{under}.")).collect();
+    let own = m.iter().filter(|(key, _)| !beside.iter().any(|under| key.starts_with(under)));
+    let own = Metadata::from_entries(dir, own.map(|(k, v)| (k.to_owned(), v.clone())).collect());
+    let tensors = model.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    crate::gguf::write(&dir.join("weights.gguf"), &own, tensors)
+}
+
 /// The entries under a prefix as a table, nested as they were.
 fn table(metadata: &Metadata, prefix: &str) -> toml::Table {
     let mut out = toml::Table::new();
@@ -281,12 +325,18 @@ fn as_toml(value: &Value) -> Option<toml::Value> {
     };
     Some(match value {
         Value::Bool(v) => (*v).into(),
+        Value::U8(v) => i64::from(*v).into(),
+        Value::I8(v) => i64::from(*v).into(),
+        Value::U16(v) => i64::from(*v).into(),
+        Value::I16(v) => i64::from(*v).into(),
+        Value::U32(v) => i64::from(*v).into(),
+        Value::I32(v) => i64::from(*v).into(),
+        Value::U64(v) => i64::try_from(*v).ok()?.into(),
         Value::I64(v) => (*v).into(),
+        Value::F32(v) => f64::from(*v).into(),
         Value::F64(v) => (*v).into(),
         Value::String(v) => v.as_str().into(),
         Value::Array(array) => toml::Value::Array(list(array)?),
-        // JSON has no others.
-        _ => return None,
     })
 }
 
@@ -376,5 +426,24 @@ mod tests {
         for (key, value) in m.iter() {
             assert_eq!(read.value(key), Some(value), "{key} in\n{out}");
         }
+    }
+
+    #[test]
+    fn the_parts_of_a_gguf_model_become_one_file() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../golden/formats/split-00001-of-00003.gguf");
+        let parts = crate::open(&path).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        write_directory(&parts, &own).unwrap();
+        let whole = crate::open(&own).unwrap();
+        assert!(whole.tensors.keys().eq(parts.tensors.keys()) && whole.tensors.len() > 2);
+        for (name, tensor) in &whole.tensors {
+            let (a, b) = (tensor.bytes().as_slice(), parts.tensors[name].bytes().as_slice());
+            assert_eq!(a, b, "{name}");
+        }
+        assert_eq!(whole.metadata.value("split.count"), None);
+        let blocks: u32 = whole.metadata.get("golden.block_count").unwrap();
+        assert_eq!(blocks, 5);
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use cyb_cpu::CpuBackend;
 use cyb_cpu::team::Team;
+use cyb_cpu::{Compute, CpuBackend};
 use cyb_cuda::CudaBackend;
 use cyb_exec::Backend;
 
@@ -53,14 +53,22 @@ impl BackendKind {
     }
 
     /// Opens the backend, with the processor behind it for what a device has no kernel for.
-    pub(crate) fn open(self, team: &Arc<Team>) -> Result<Opened, Error> {
-        let cpu = || -> Arc<dyn Backend> { Arc::new(CpuBackend::new(Arc::clone(team))) };
+    pub(crate) fn open(self, team: &Arc<Team>, compute: Compute) -> Result<Opened, Error> {
+        let cpu = || -> Arc<dyn Backend> {
+            Arc::new(CpuBackend::new(Arc::clone(team)).computing(compute))
+        };
         let on_cpu = || Opened { backends: vec![cpu()], step_tokens: STEP_TOKENS };
         let on_gpu = |cuda| Opened {
             backends: vec![Arc::new(cuda), cpu()],
             step_tokens: CudaBackend::STEP_TOKENS,
         };
         match self {
+            // What was asked for is the processor's.
+            BackendKind::Auto if compute != Compute::F32 => Ok(on_cpu()),
+            BackendKind::Cuda | BackendKind::Atoms if compute != Compute::F32 => {
+                let why = "it does not compute in bf16; use the backend cpu".to_owned();
+                Err(Error::Backend { kind: self, why })
+            }
             BackendKind::Auto => Ok(CudaBackend::open().map_or_else(|_| on_cpu(), on_gpu)),
             BackendKind::Cpu => Ok(on_cpu()),
             BackendKind::Cuda => CudaBackend::open()
@@ -123,7 +131,7 @@ pub(crate) fn survey(team: &Arc<Team>, used: &str) -> Vec<BackendInfo> {
     let named = BackendKind::ALL.into_iter().filter(|&kind| kind != BackendKind::Auto);
     named
         .map(|kind| {
-            let opened = kind.open(team);
+            let opened = kind.open(team, Compute::F32);
             let device = opened.as_ref().ok().and_then(|o| Some(o.backends.first()?.device()));
             let obstacle = match opened {
                 Ok(_) => None,

@@ -3,8 +3,10 @@
 use std::time::Instant;
 
 use cyb_engine::{SeqId, StepPlan, Stepper};
+use cyb_models::Head;
 
-use crate::metrics::per_second;
+use crate::encoder::{Sequence, Wanted};
+use crate::metrics::{OpTime, per_second};
 use crate::model::millis;
 use crate::stepper::{ModelStepper, StepLimits};
 use crate::{Error, Model, memory};
@@ -45,6 +47,30 @@ pub struct BenchResult {
     pub bytes_per_token: u64,
     /// The memory traffic that the median decode speed means, in 10^9 bytes a second.
     pub bandwidth_gb_per_sec: f64,
+    /// The most memory that the process has held, in MiB.
+    pub peak_memory_mb: f64,
+}
+
+/// What to measure of an encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderBenchOptions {
+    /// Texts of a run.
+    pub batch: usize,
+    /// Tokens of each.
+    pub tokens: usize,
+    /// How often a run is measured.
+    pub repeat: usize,
+}
+
+/// What was measured of an encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderBench {
+    /// Loading the model.
+    pub load_ms: f64,
+    /// A run of the whole batch to its hidden states, or what the model's head makes of them.
+    pub run_ms: Spread,
+    /// Calls and milliseconds of each kind of operation in a run.
+    pub ops: Vec<OpTime>,
     /// The most memory that the process has held, in MiB.
     pub peak_memory_mb: f64,
 }
@@ -131,6 +157,73 @@ impl Model {
             bytes_per_token,
             bandwidth_gb_per_sec: bytes_per_token as f64 * decode.median / 1e9,
             peak_memory_mb: memory::process_peak().unwrap_or(0) as f64 / f64::from(1 << 20),
+        })
+    }
+}
+
+impl Model {
+    /// Measures an encoder on a batch of texts of one length. `progress` is told how many of how
+    /// many runs are done.
+    ///
+    /// # Errors
+    /// The model is no encoder of texts, or the tokens do not fit it.
+    pub fn bench_encoder(
+        &self,
+        options: EncoderBenchOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<EncoderBench, Error> {
+        let EncoderBenchOptions { batch, tokens, repeat } = options;
+        if tokens == 0 || tokens > self.context_length() {
+            let why = format!("{tokens} tokens; the model takes 1 to {}", self.context_length());
+            return Err(Error::Value { what: "length", why });
+        }
+        if batch == 0 || repeat == 0 {
+            let why = "0; give 1 or more".to_owned();
+            return Err(Error::Value { what: if batch == 0 { "batch" } else { "repeat" }, why });
+        }
+        let Some((info, runner)) = self.encoder() else {
+            let model = self.package().name().to_owned();
+            let (has, want) = ("a decoder", "an encoder of texts");
+            return Err(Error::NoHead { model, has, want });
+        };
+        let vocab = self.vocab_size() as u64;
+        let id = |at: usize| ((at as u64).wrapping_mul(7919) % vocab.max(1)) as u32;
+        let sequence = |row: usize| Sequence {
+            ids: (row * tokens..(row + 1) * tokens).map(id).collect(),
+            types: vec![0; tokens],
+            ..Sequence::default()
+        };
+        let sequences: Vec<Sequence> = (0..batch).map(sequence).collect();
+        let head = info.head != Head::None;
+        let wanted = Wanted { hidden: !head, logits: head, ..Wanted::default() };
+        let mut runner = runner.lock().map_err(|_| Error::Poisoned)?;
+        let mut one = || -> Result<f64, Error> {
+            let start = Instant::now();
+            runner.run(&sequences, info, wanted, &self.config().cancel, &mut |_, _| Ok(()))?;
+            Ok(millis(start))
+        };
+        // Memory is got and weights come to the caches the first time.
+        one()?;
+        one()?;
+        let mut times = Vec::with_capacity(repeat);
+        for number in 0..repeat {
+            progress(number, repeat);
+            times.push(one()?);
+        }
+        progress(repeat, repeat);
+        drop(runner);
+        let runs = (repeat + 2) as f64;
+        let metrics = self.metrics();
+        let ops = metrics.ops.into_iter().map(|op| OpTime {
+            calls: (op.calls as f64 / runs) as u64,
+            total_ms: op.total_ms / runs,
+            ..op
+        });
+        Ok(EncoderBench {
+            load_ms: self.load_ms(),
+            run_ms: Spread::of(times),
+            ops: ops.collect(),
+            peak_memory_mb: metrics.peak_memory_mb,
         })
     }
 }

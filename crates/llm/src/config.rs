@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cyb_cpu::Compute;
 use cyb_tensor::DType;
 
 use crate::{BackendKind, Cancel};
@@ -19,6 +20,10 @@ pub struct Config {
     pub gpu_layers: Option<usize>,
     /// How keys and values of past tokens are stored: `F32`, `F16`, `BF16`, `Q8_0` or `Q4_0`.
     pub kv_type: DType,
+    /// What products with floating-point weights are computed in, on the processor. In bfloat16 both
+    /// sides are rounded to it and sums are `f32`; a CPU with AVX-512 BF16 is faster so, any other
+    /// gives the same results more slowly.
+    pub compute: Compute,
     /// Where models are looked for by name; `None` for [`crate::default_models_dir`].
     pub models_dir: Option<PathBuf>,
     /// Tokens that a sequence may hold, prompt and answer together; `None` for as many as it needs
@@ -43,6 +48,7 @@ impl Config {
             backend: BackendKind::Auto,
             gpu_layers: None,
             kv_type: DType::F16,
+            compute: Compute::F32,
             models_dir: None,
             context: None,
             chunk: None,

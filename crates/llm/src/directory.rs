@@ -1,7 +1,10 @@
 //! What a Hugging Face directory says about text: `tokenizer.json` and the configurations beside it.
 
 use cyb_formats::{Metadata, ModelFile, Value};
-use cyb_text::{Arrangement, JsonConfig, SpecialTokens, Tokenizer, sentencepiece};
+use cyb_text::{
+    Arrangement, JsonConfig, MergeList, SpecialNames, SpecialTokens, Tokenizer, WordPieceList,
+    merges_json, sentencepiece, wordpiece_json,
+};
 
 use crate::Error;
 
@@ -75,6 +78,78 @@ pub(crate) fn from_pieces(model: &str, file: &ModelFile) -> Result<Option<Tokeni
     let text = |problem| Error::Text { model: model.to_owned(), problem };
     let vocabulary = sentencepiece(document.bytes(), arrangement).map_err(text)?;
     Ok(Some(Tokenizer::from_vocabulary(vocabulary).map_err(text)?))
+}
+
+/// The tokenizer of a directory that has lists of tokens alone: `vocab.txt`, or `vocab.json` with
+/// `merges.txt`. There is none for families whose way to read texts with them is not known.
+pub(crate) fn from_lists(model: &str, file: &ModelFile) -> Result<Option<Tokenizer>, Error> {
+    let metadata = &file.metadata;
+    let document = |name: &str| file.documents.get(name).map(|document| document.bytes());
+    let family = metadata.opt::<&str>("config.model_type")?.unwrap_or_default();
+    let flag = |name: &str| metadata.opt::<bool>(&format!("tokenizer_config.{name}"));
+    let names = |usual: [&str; 5]| -> Result<SpecialNames, Error> {
+        let [unk, pad, cls, sep, mask] = usual;
+        let of = |key: &str, usual: &str| -> Result<String, Error> {
+            Ok(special(metadata, key)?.unwrap_or_else(|| usual.to_owned()))
+        };
+        Ok(SpecialNames {
+            unk: of("unk_token", unk)?,
+            pad: of("pad_token", pad)?,
+            cls: of("cls_token", cls)?,
+            sep: of("sep_token", sep)?,
+            mask: if mask.is_empty() { None } else { Some(of("mask_token", mask)?) },
+        })
+    };
+    let text = |problem| Error::Text { model: model.to_owned(), problem };
+    let json = if let Some(vocab) = document("vocab.txt") {
+        let typed = match family {
+            "bert" | "distilbert" | "electra" | "nomic_bert" | "new" | "gte" | "deberta-v2" => true,
+            "mpnet" => false,
+            _ => return Ok(None),
+        };
+        if flag("do_basic_tokenize")? == Some(false) {
+            let why = "do_basic_tokenize is false, which is not supported; fetch tokenizer.json";
+            return Err(Error::Value { what: "tokenizer_config.json", why: why.to_owned() });
+        }
+        let usual = match typed {
+            true => ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"],
+            false => ["[UNK]", "<pad>", "<s>", "</s>", "<mask>"],
+        };
+        let list = WordPieceList {
+            lowercase: flag("do_lower_case")?.unwrap_or(true),
+            strip_accents: flag("strip_accents")?,
+            chinese_chars: flag("tokenize_chinese_chars")?.unwrap_or(true),
+            names: names(usual)?,
+            typed,
+        };
+        wordpiece_json(vocab, &list).map_err(text)?
+    } else if let Some(vocab) = document("vocab.json") {
+        let Some(merges) = document("merges.txt") else {
+            let why = "there is vocab.json, but merges.txt is missing; fetch it";
+            return Err(Error::Value { what: "tokenizer", why: why.to_owned() });
+        };
+        let (list, names) = match family {
+            "roberta" => {
+                let add_prefix_space = flag("add_prefix_space")?.unwrap_or(false);
+                let usual = ["<unk>", "<pad>", "<s>", "</s>", "<mask>"];
+                (MergeList::Roberta { add_prefix_space }, names(usual)?)
+            }
+            "clip" | "clip_text_model" => {
+                let of = |key: &str, usual: &str| -> Result<String, Error> {
+                    Ok(special(metadata, key)?.unwrap_or_else(|| usual.to_owned()))
+                };
+                let end = of("eos_token", "<|endoftext|>")?;
+                let cls = of("bos_token", "<|startoftext|>")?;
+                let (unk, pad) = (of("unk_token", &end)?, of("pad_token", &end)?);
+                (MergeList::Clip, SpecialNames { unk, pad, cls, sep: end, mask: None })
+            }
+            _ => return Ok(None),
+        };
+        merges_json(vocab, merges, &names, list).map_err(text)?
+    } else {
+        return Ok(None);
+    };
+    tokenizer(model, metadata, &json).map(Some)
 }
 
 /// The token strings that a chat template prints.

@@ -20,6 +20,8 @@ const PACK: usize = 1024;
 pub(crate) struct Sequence {
     pub(crate) ids: Vec<u32>,
     pub(crate) types: Vec<u32>,
+    /// The position of each token; empty for those that the model counts.
+    pub(crate) positions: Vec<u32>,
     /// Which tokens others see; empty for all.
     pub(crate) shown: Vec<bool>,
     /// The patches of a picture, one a token.
@@ -74,11 +76,12 @@ enum Port {
     Pooled,
     Relatives,
     RelativeIndex,
+    Neighbors,
     Patches,
     PlaceRows,
 }
 
-const PORTS: [(&str, Port); 10] = [
+const PORTS: [(&str, Port); 11] = [
     (inputs::TOKENS, Port::Tokens),
     (inputs::POSITIONS, Port::Positions),
     (inputs::TOKEN_TYPES, Port::TokenTypes),
@@ -87,6 +90,7 @@ const PORTS: [(&str, Port); 10] = [
     (inputs::POOLED, Port::Pooled),
     (inputs::RELATIVES, Port::Relatives),
     (inputs::RELATIVE_INDEX, Port::RelativeIndex),
+    (inputs::NEIGHBORS, Port::Neighbors),
     (inputs::PATCHES, Port::Patches),
     (inputs::PLACE_ROWS, Port::PlaceRows),
 ];
@@ -215,7 +219,13 @@ impl EncoderRunner {
                 Port::Tokens => fill(bytes, pack.iter().flat_map(|s| s.ids.iter().copied())),
                 Port::TokenTypes => fill(bytes, pack.iter().flat_map(|s| s.types.iter().copied())),
                 Port::Positions => {
-                    fill(bytes, pack.iter().flat_map(|s| info.positions.of(&s.ids)));
+                    let counted = |s: &'_ Sequence| -> Vec<u32> {
+                        match s.positions.is_empty() {
+                            true => info.positions.of(&s.ids).collect(),
+                            false => s.positions.clone(),
+                        }
+                    };
+                    fill(bytes, pack.iter().flat_map(counted));
                 }
                 Port::Bounds => fill(bytes, starts().chain([tokens as u32])),
                 Port::Shown => fill(
@@ -229,6 +239,11 @@ impl EncoderRunner {
                     bytes,
                     starts().zip(pack).map(|(start, s)| start + info.pooled.of(&s.ids) as u32),
                 ),
+                Port::Neighbors => {
+                    let all = pack.iter().zip(starts());
+                    let width = info.convolved;
+                    fill(bytes, all.flat_map(|(s, at)| neighbors(s, at, width, tokens as u32)));
+                }
                 Port::Patches => floats(bytes, pack.iter().map(|s| s.patches.as_slice())),
                 Port::PlaceRows => floats(bytes, pack.iter().map(|s| s.places.as_slice())),
                 Port::Relatives => fill(bytes, numbers.clone()),
@@ -253,6 +268,22 @@ impl EncoderRunner {
         }
         Ok(())
     }
+}
+
+/// The tokens `width` wide around each token of a sequence that begins at `start`; `none` beyond
+/// its ends and for hidden ones.
+fn neighbors(
+    sequence: &Sequence,
+    start: u32,
+    width: usize,
+    none: u32,
+) -> impl Iterator<Item = u32> {
+    let n = sequence.ids.len();
+    let shown = |i: usize| sequence.shown.get(i).is_none_or(|&shown| shown);
+    (0..n * width).map(move |i| {
+        let near = (i / width + i % width).checked_sub(width / 2);
+        near.filter(|&at| at < n && shown(at)).map_or(none, |at| start + at as u32)
+    })
 }
 
 fn set<const N: usize>(bound: &mut [usize], symbols: [Option<usize>; N], sizes: [usize; N]) {

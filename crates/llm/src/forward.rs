@@ -1,16 +1,17 @@
 //! A model as a function of named tensors, with the names of the reference implementation.
 
-use cyb_models::Head;
+use cyb_models::{Head, Positions};
 use cyb_tensor::{DType, Tensor};
 use indexmap::IndexMap;
 
 use crate::encoder::{Outputs, Sequence, Wanted};
 use crate::stepper::StepLimits;
-use crate::{Error, Model, SamplingParams, score};
+use crate::{Error, LoadOptions, Model, Runtime, SamplingParams, score};
 
 /// What [`Model::forward`] takes, for people.
-pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens] and attention_mask [batch, tokens] \
-                                 (optional, default all 1), integers";
+pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens], attention_mask [batch, tokens] \
+                                 (optional, default all 1) and position_ids [batch, tokens] or [1, \
+                                 tokens] (optional, default from 0 on), integers";
 
 /// What [`Model::forward`] gives, for people.
 pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary] and, when loaded with \
@@ -18,8 +19,9 @@ pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary] and, when l
 
 /// What [`Model::forward`] takes of an encoder, for people.
 pub const ENCODER_INPUTS: &str = "input_ids [batch, tokens], attention_mask [batch, tokens] \
-                                  (optional, default all 1) and token_type_ids [batch, tokens] \
-                                  (optional, default all 0), integers";
+                                  (optional, default all 1), token_type_ids [batch, tokens] \
+                                  (optional, default all 0) and position_ids [batch, tokens] or \
+                                  [1, tokens] (optional, default as the model counts), integers";
 
 /// What [`Model::forward`] gives of an encoder, for people.
 pub const ENCODER_OUTPUTS: &str = "last_hidden_state [batch, tokens, hidden], pooler_output \
@@ -35,25 +37,8 @@ struct Batch {
     types: Vec<u32>,
     /// Whether each token counts.
     shown: Vec<bool>,
-}
-
-impl Batch {
-    /// For each row the tokens that count, which must be side by side.
-    fn spans(&self) -> Result<Vec<std::ops::Range<usize>>, Error> {
-        let rows = self.shown.chunks(self.shape[1].max(1)).enumerate();
-        rows.map(|(number, row)| {
-            let start = row.iter().position(|&shown| shown).unwrap_or(0);
-            let len = row[start..].iter().take_while(|&&shown| shown).count();
-            match row[start + len..].contains(&true) {
-                false => Ok(start..start + len),
-                true => {
-                    let why = format!("row {number} has a gap between ones");
-                    Err(input_error("attention_mask", why))
-                }
-            }
-        })
-        .collect()
-    }
+    /// The position of each token, where they are given.
+    positions: Vec<u32>,
 }
 
 /// What an encoder gives for a batch, row by row.
@@ -183,20 +168,43 @@ impl Model {
             logits: 1,
             slots: blocks * self.kv_block(),
         })?;
-        for (row, span) in batch.spans()?.into_iter().enumerate() {
-            let ids = &batch.ids[row * n_tokens..][span.clone()];
-            let base = row * n_tokens + span.start;
+        for row in 0..n_rows {
+            let first = row * n_tokens;
+            // Tokens that do not count are left out; the others keep their positions.
+            let there: Vec<usize> = (0..n_tokens).filter(|i| batch.shown[first + i]).collect();
+            let side_by_side = there.windows(2).all(|two| two[0] + 1 == two[1]);
+            let span = there.last().zip(there.first()).map_or(0, |(last, first)| last - first + 1);
+            if let Some(window) = self.window().filter(|&window| !side_by_side && window < span) {
+                let why = format!(
+                    "row {row} has a gap between ones, which does not go with the model's window \
+                     of {window} tokens; leave the tokens out and give position_ids"
+                );
+                return Err(input_error("attention_mask", why));
+            }
+            let ids: Vec<u32> = there.iter().map(|&i| batch.ids[first + i]).collect();
+            let place = |&i: &usize| match batch.positions.get(first + i) {
+                Some(&position) => position,
+                None => i as u32,
+            };
+            let turns = stepper.turn_by(there.iter().map(place).collect());
+            if !turns && !(side_by_side && batch.positions.is_empty()) {
+                let why = format!(
+                    "{} was loaded without hidden states; load it with LoadOptions.hidden_states",
+                    self.package().name()
+                );
+                return Err(Error::Value { what: "model", why });
+            }
             let (chunk, block) = (self.config().chunk(), self.kv_block());
             score::run(
                 &mut stepper,
-                ids,
+                &ids,
                 0,
                 chunk,
                 block,
                 &self.config().cancel,
                 &mut |s, at, n| {
                     for i in 0..n {
-                        let place = base + at + i;
+                        let place = first + there[at + i];
                         logits[place * vocab..][..vocab].copy_from_slice(score::logits(s, i)?);
                         if let Some(state) = s.hidden(i)? {
                             states.resize(batch.ids.len() * hidden, 0.0);
@@ -243,6 +251,7 @@ impl Model {
                 ids: batch.ids[of(row)].to_vec(),
                 types: batch.types.get(of(row)).map_or(vec![0; n_tokens], <[u32]>::to_vec),
                 shown: batch.shown[of(row)].to_vec(),
+                positions: batch.positions.get(of(row)).map_or(Vec::new(), <[u32]>::to_vec),
                 ..Sequence::default()
             })
             .collect();
@@ -311,6 +320,10 @@ impl Model {
         n: usize,
     ) -> Result<Tensor, Error> {
         let batch = self.read_batch(inputs)?;
+        if !batch.positions.is_empty() {
+            let why = "tokens that are continued are numbered one after the other".to_owned();
+            return Err(input_error("position_ids", why));
+        }
         let [n_rows, n_tokens] = batch.shape;
         let mut made: Vec<i64> = Vec::with_capacity(n_rows * n);
         for row in 0..n_rows {
@@ -372,7 +385,7 @@ impl Model {
         let input_error =
             |name: &str, why: String| Error::Input { name: name.to_owned(), why, expected };
         let known = |name: &str| {
-            matches!(name, "input_ids" | "attention_mask")
+            matches!(name, "input_ids" | "attention_mask" | "position_ids")
                 || (name == "token_type_ids" && types.is_some())
         };
         if let Some(name) = inputs.keys().find(|name| !known(name)) {
@@ -434,7 +447,115 @@ impl Model {
             }
             _ => Vec::new(),
         };
-        Ok(Batch { shape, ids, types, shown })
+        let positions = match inputs.get("position_ids") {
+            None => Vec::new(),
+            Some(given) => self.read_positions(given, shape, &input_error)?,
+        };
+        Ok(Batch { shape, ids, types, shown, positions })
+    }
+}
+
+impl Runtime {
+    /// Loads a model by path or name and continues as [`Model::generate_greedy`]. A model with two
+    /// sets of rotary frequencies (long rope) changes to the second where a text outgrows the first,
+    /// as the reference does.
+    ///
+    /// # Errors
+    /// As there, or the model cannot be loaded.
+    pub fn generate_greedy(
+        &self,
+        name: &str,
+        inputs: &IndexMap<String, Tensor>,
+        n: usize,
+    ) -> Result<Tensor, Error> {
+        let load = |context| {
+            let options = LoadOptions { without_template: true, context, ..Default::default() };
+            self.load_with(name, options)
+        };
+        let configured = self.config().context;
+        let model = load(configured)?;
+        let tokens = inputs.get("input_ids").and_then(|ids| ids.shape().last().copied());
+        let tokens = tokens.unwrap_or(0);
+        let (all, short) = (tokens.saturating_add(n).saturating_sub(1), model.context_length());
+        if all <= short || configured.is_some() {
+            return model.generate_greedy(inputs, n);
+        }
+        // Where this is no such model there is nothing longer, and the error says so.
+        let long = match load(Some(all)) {
+            Ok(long) => long,
+            Err(_) => return model.generate_greedy(inputs, n),
+        };
+        // The token behind a text of `short` tokens is still the first set's.
+        let first = (short + 1).saturating_sub(tokens).min(n);
+        if first == 0 {
+            return long.generate_greedy(inputs, n);
+        }
+        let begun = model.generate_greedy(inputs, first)?;
+        let rest = long.generate_greedy(&model.appended(inputs, &begun)?, n - first)?;
+        joined(&begun, &rest)
+    }
+}
+
+/// Rows of integers side by side.
+fn joined(left: &Tensor, right: &Tensor) -> Result<Tensor, Error> {
+    let (a, b) = (integers("input_ids", left)?, integers("input_ids", right)?);
+    let (&[rows, n], &[_, m]) = (left.shape(), right.shape()) else { return Ok(left.clone()) };
+    let row = |i: usize| a[i * n..][..n].iter().chain(&b[i * m..][..m]).copied();
+    let all: Vec<i64> = (0..rows).flat_map(row).collect();
+    Tensor::from_elems(DType::I64, vec![rows, n + m], &all)
+        .map_err(|problem| Error::Value { what: "output", why: problem.to_string() })
+}
+
+impl Model {
+    /// The inputs with tokens behind each row.
+    fn appended(
+        &self,
+        inputs: &IndexMap<String, Tensor>,
+        more: &Tensor,
+    ) -> Result<IndexMap<String, Tensor>, Error> {
+        let Batch { shape, ids, shown, .. } = self.read_batch(inputs)?;
+        let as_tensor = |values: Vec<i64>| {
+            Tensor::from_elems(DType::I64, shape.to_vec(), &values)
+                .map_err(|problem| Error::Value { what: "input", why: problem.to_string() })
+        };
+        let ids = as_tensor(ids.into_iter().map(i64::from).collect())?;
+        let mask = as_tensor(shown.into_iter().map(i64::from).collect())?;
+        let ones = Tensor::from_elems(DType::I64, more.shape().to_vec(), &vec![1; more.elems()])
+            .map_err(|problem| Error::Value { what: "input", why: problem.to_string() })?;
+        Ok(IndexMap::from_iter([
+            ("input_ids".to_owned(), joined(&ids, more)?),
+            ("attention_mask".to_owned(), joined(&mask, &ones)?),
+        ]))
+    }
+
+    /// Positions of tokens, one row for all or one for each.
+    fn read_positions(
+        &self,
+        given: &Tensor,
+        [n_rows, n_tokens]: [usize; 2],
+        input_error: &dyn Fn(&str, String) -> Error,
+    ) -> Result<Vec<u32>, Error> {
+        const NAME: &str = "position_ids";
+        let rows = match given.shape() {
+            &[rows, tokens] if tokens == n_tokens && (rows == 1 || rows == n_rows) => rows,
+            shape => {
+                let why =
+                    format!("its shape is {shape:?}, but input_ids has {n_rows} x {n_tokens}");
+                return Err(input_error(NAME, why));
+            }
+        };
+        // Positions of some models begin behind their padding.
+        let limit = match self.encoder().map(|(info, _)| info.positions) {
+            Some(Positions::PastPadding(pad)) => self.context_length() + pad as usize + 1,
+            Some(Positions::Counted) | None => self.context_length(),
+        };
+        let position = |id: i64| match u32::try_from(id) {
+            Ok(id) if (id as usize) < limit => Ok(id),
+            _ => Err(input_error(NAME, format!("{id} is not below {limit}"))),
+        };
+        let one = integers(NAME, given)?.into_iter().map(position);
+        let one = one.collect::<Result<Vec<u32>, Error>>()?;
+        Ok(one.repeat(if rows == 1 { n_rows } else { 1 }))
     }
 }
 

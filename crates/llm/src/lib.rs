@@ -48,7 +48,7 @@ mod stepper;
 mod vocabulary;
 
 pub use backends::{BackendInfo, BackendKind};
-pub use bench::{BenchOptions, BenchResult, Spread};
+pub use bench::{BenchOptions, BenchResult, EncoderBench, EncoderBenchOptions, Spread};
 pub use cancel::Cancel;
 pub use config::Config;
 pub use detect::{DetectOptions, Detection, Detector};
@@ -68,6 +68,7 @@ pub use pictures::{PICTURE_INPUTS, PICTURE_OUTPUTS};
 pub use runtime::Runtime;
 pub use stepper::{ModelStepper, StepLimits};
 
+pub use cyb_cpu::Compute;
 pub use cyb_fasttext::{FastText, FastTextError, Scratch};
 pub use cyb_formats::onnx::{Dimension, Elem};
 pub use cyb_onnx::{Note, OnnxError, Port, StepTime, Unsupported};

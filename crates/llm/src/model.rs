@@ -43,8 +43,12 @@ impl fmt::Display for ModelId {
 /// What a model is loaded for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// Also compute the last hidden states, for [`Model::forward`]; costs a little in every step.
+    /// Also compute the last hidden states, for [`Model::forward`], and take `position_ids` there;
+    /// costs a little in every step.
     pub hidden_states: bool,
+    /// Tokens that a sequence may hold, in place of what [`Config::context`] says. Models with two
+    /// sets of rotary frequencies (long rope) are built for texts of this length.
+    pub context: Option<usize>,
     /// Load even if the chat template does not compile; prompts are then given as they are.
     pub without_template: bool,
 }
@@ -68,6 +72,8 @@ struct Inner {
     load_ms: f64,
     driver: Driver,
     pictures: Option<PictureRunner>,
+    /// The fewest positions that a token of some layer of a decoder sees; `None` where all see all.
+    window: Option<usize>,
 }
 
 /// What drives a model's graph.
@@ -150,11 +156,14 @@ impl Model {
         if !options.without_template && package.has_template() {
             package.template()?;
         }
+        let asked = Config { context: options.context.or(config.context), ..config.clone() };
+        let config = &asked;
         let graph_options = GraphOptions {
             kv_dtype: config.kv_type,
             context: config.context,
             last_hidden_state: options.hidden_states
                 || sentence::has_stages(&package.file.metadata),
+            rope_positions: options.hidden_states,
             ..GraphOptions::default()
         };
         let built = cyb_models::build(&package.file, &graph_options)?;
@@ -168,6 +177,7 @@ impl Model {
             return Err(Error::Value { what: "context", why: "0; give 1 or more".to_owned() });
         }
         package.file.check_unchanged()?;
+        let window = narrowest_window(&built.graph);
         let kv_bytes_per_token = kv_bytes(&built.graph);
         let weight_bytes_per_step = step_bytes(&built.graph);
         let mut warnings = package.file.notes.clone();
@@ -198,6 +208,7 @@ impl Model {
             load_ms,
             driver,
             pictures,
+            window,
         };
         if let Some(info) = built.encoder {
             let runner = EncoderRunner::new(&executor)?;
@@ -444,6 +455,11 @@ impl Model {
         self.0.summary.context_length
     }
 
+    /// The fewest positions that a token of some layer of a decoder sees.
+    pub(crate) fn window(&self) -> Option<usize> {
+        self.0.window
+    }
+
     /// Tokens of the vocabulary; every logits row has this length.
     pub fn vocab_size(&self) -> usize {
         self.0.summary.vocab_size
@@ -638,6 +654,16 @@ fn kv_bytes(graph: &Graph) -> u64 {
         fact.dtype.bytes_for(elems)
     });
     bytes.map(|bytes| bytes as u64).sum()
+}
+
+/// The smallest window of any attention over a cache.
+fn narrowest_window(graph: &Graph) -> Option<usize> {
+    let windows = graph.nodes.iter().filter(|node| node.op.name() == "sdpa_paged");
+    let windows = windows.filter_map(|node| match &node.op {
+        cyb_ir::Op::Jet(_, attrs) => attrs.size("window").ok(),
+        cyb_ir::Op::Atom(_) => None,
+    });
+    windows.filter(|&window| window > 0).min()
 }
 
 /// Bytes of weights that a step of one token reads: all of each, but one row of an embedding.

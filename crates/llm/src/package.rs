@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use cyb_formats::ModelFile;
+use cyb_formats::{ModelFile, Value};
+use cyb_sample::{PARAMETERS, SamplingParams};
 use cyb_tensor::DType;
 use cyb_text::{
     ChatTemplate, Detokenizer, EncodeOptions, Message, RenderOptions, Tokenizer, encode_chat,
@@ -49,7 +50,10 @@ impl Package {
             Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.bytes())?),
             None => match vocabulary::tokenizer(&name, &file.metadata)? {
                 Some(tokenizer) => Some(tokenizer),
-                None => directory::from_pieces(&name, &file)?,
+                None => match directory::from_pieces(&name, &file)? {
+                    Some(tokenizer) => Some(tokenizer),
+                    None => directory::from_lists(&name, &file)?,
+                },
             },
         };
         let source = template_source(&file)?;
@@ -143,11 +147,37 @@ impl Package {
         Ok(Detokenizer::new(self.tokenizer()?, true))
     }
 
-    /// Writes the model as a directory of the project's own form: `config.toml` and, beside it, the
-    /// rest as TOML, the tokenizer, and `weights.safetensors`.
+    /// How the model is sampled where nobody says: `params` with what its directory's `sampling.toml`
+    /// says of them. Other models leave `params` as they are.
     ///
     /// # Errors
-    /// The model is no Hugging Face directory, or a file cannot be written.
+    /// A value in `sampling.toml` is not one that its parameter takes.
+    pub fn sampling(&self, mut params: SamplingParams) -> Result<SamplingParams, Error> {
+        let metadata = &self.file.metadata;
+        for parameter in PARAMETERS {
+            let key = format!("sampling.{}", parameter.name);
+            let texts: Vec<String> = match metadata.value(&key) {
+                None => continue,
+                Some(Value::Array(list)) => {
+                    (0..list.len()).filter_map(|i| list.get(i)).map(|v| plain(&v)).collect()
+                }
+                Some(value) => vec![plain(value)],
+            };
+            for text in texts {
+                params.set(parameter.name, &text).map_err(|error| Error::Value {
+                    what: "sampling.toml",
+                    why: error.to_string(),
+                })?;
+            }
+        }
+        Ok(params)
+    }
+
+    /// Writes the model as a directory of the project's own form: `config.toml` and, beside it, the
+    /// rest as TOML, the tokenizer, and `weights.safetensors`; of a GGUF file `weights.gguf`.
+    ///
+    /// # Errors
+    /// The model was made in memory, or a file cannot be written.
     pub fn write_directory(&self, dir: &Path) -> Result<(), Error> {
         self.file.check_unchanged()?;
         Ok(cyb_formats::write_directory(&self.file, dir)?)
@@ -216,11 +246,22 @@ impl Package {
     }
 }
 
-/// The chat template of a GGUF file or of a directory.
+/// The chat template of a directory or of a GGUF file.
 fn template_source(file: &ModelFile) -> Result<Option<&str>, Error> {
-    match file.metadata.opt(vocabulary::CHAT_TEMPLATE)? {
+    match directory::chat_template(file)? {
         Some(source) => Ok(Some(source)),
-        None => directory::chat_template(file),
+        None => Ok(file.metadata.opt(vocabulary::CHAT_TEMPLATE)?),
+    }
+}
+
+/// A value as a flag would say it.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::I64(number) => number.to_string(),
+        Value::F64(number) => number.to_string(),
+        // TOML has no others that a parameter takes.
+        value => value.to_string(),
     }
 }
 

@@ -78,29 +78,33 @@ impl Model {
     /// The vectors of pictures in the space that texts share: what `get_image_features` of
     /// transformers gives. A tower without such a space gives its pooled output.
     ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use cyb_llm::media::Image;
+    /// let runtime = cyb_llm::Runtime::new(cyb_llm::Config::auto())?;
+    /// let model = runtime.load("clip-vit-base-patch32")?;
+    /// let picture = Image::decode(&std::fs::read("cat.jpg")?)?;
+    /// let pictures = model.embed_images(&[picture])?;
+    /// let texts = model.embed(&["a photo of a cat"], Default::default())?;
+    /// assert_eq!(pictures[0].len(), texts[0].len());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The model sees no pictures, or its preprocessing does not fit it.
     pub fn embed_images(&self, images: &[Image]) -> Result<Vec<Vec<f32>>, Error> {
         let tower = self.seeing()?;
-        let preprocess = Preprocess::read(&self.package().file.metadata, &tower.info)?;
+        if !tower.info.labels.is_empty() {
+            return Err(Error::NoHead {
+                model: self.package().name().to_owned(),
+                has: "a classifier of pictures",
+                want: "one that makes vectors of them",
+            });
+        }
         let mut vectors = Vec::with_capacity(images.len());
         for image in images {
-            let (pixels, size) = preprocess.apply(image)?;
-            let patch = tower.info.patch_size;
-            if let Some(side) = tower.info.side()
-                && size != [side * patch; 2]
-                && size.map(|n| n / patch) != [side; 2]
-            {
-                let why = format!(
-                    "its preprocessing makes pictures of {} x {} pixels, but the model takes {} x {}",
-                    size[1],
-                    size[0],
-                    side * patch,
-                    side * patch
-                );
-                return Err(Error::Value { what: "preprocessor_config.json", why });
-            }
-            let sequence = tower.sequence(&pixels, size, preprocess.max_patches);
+            let sequence = self.read_image(tower, image)?;
             let mut vector = Vec::new();
             self.run_pictures(tower, &[sequence], &mut |out| {
                 let found = if out.embeds.is_empty() { out.pooled } else { out.embeds };
@@ -111,8 +115,43 @@ impl Model {
         Ok(vectors)
     }
 
+    /// A picture as the model's own preprocessing makes it.
+    fn read_image(&self, tower: &PictureRunner, image: &Image) -> Result<Sequence, Error> {
+        let preprocess = Preprocess::read(&self.package().file.metadata, &tower.info)?;
+        let (pixels, size) = preprocess.apply(image)?;
+        let patch = tower.info.patch_size;
+        if let Some(side) = tower.info.side()
+            && size != [side * patch; 2]
+            && size.map(|n| n / patch) != [side; 2]
+        {
+            let why = format!(
+                "its preprocessing makes pictures of {} x {} pixels, but the model takes {} x {}",
+                size[1],
+                size[0],
+                side * patch,
+                side * patch
+            );
+            return Err(Error::Value { what: "preprocessor_config.json", why });
+        }
+        Ok(tower.sequence(&pixels, size, preprocess.max_patches))
+    }
+
     /// How well texts that are made of labels fit a picture: by softmax for CLIP, each by itself
     /// for SigLIP. The best first. `how.hypothesis` has `{}` where the label goes.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use cyb_llm::{ZeroShot, media::Image};
+    /// let runtime = cyb_llm::Runtime::new(cyb_llm::Config::auto())?;
+    /// let model = runtime.load("clip-vit-base-patch32")?;
+    /// let picture = Image::decode(&std::fs::read("cat.jpg")?)?;
+    /// let how = ZeroShot { hypothesis: "This is a photo of {}.".into(), multi_label: false };
+    /// for scored in model.classify_image(&picture, &["a cat", "a dog"], &how, Default::default())? {
+    ///     println!("{} {}", scored.label, scored.score);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The model does not read and see both, there are no labels, or the text has no `{}`.
@@ -156,13 +195,38 @@ impl Model {
         Ok(scored)
     }
 
+    /// The scores of the labels that a classifier of pictures was made for, the best first.
+    ///
+    /// # Errors
+    /// The model is no such classifier, or its preprocessing does not fit it.
+    pub fn label_image(&self, image: &Image) -> Result<Vec<Scored>, Error> {
+        let tower = self.seeing()?;
+        let PictureInfo { labels, scores: how, .. } = &tower.info;
+        if labels.is_empty() {
+            return Err(Error::NoHead {
+                model: self.package().name().to_owned(),
+                has: "no classifier of pictures",
+                want: "labels to choose among",
+            });
+        }
+        let sequence = self.read_image(tower, image)?;
+        let mut logits = Vec::new();
+        self.run_pictures(tower, &[sequence], &mut |out| logits = out.logits.to_vec())?;
+        let scored = labels.iter().zip(scores(*how, &logits));
+        let mut scored: Vec<Scored> =
+            scored.map(|(label, score)| Scored { label: label.clone(), score }).collect();
+        scored.sort_by(|a, b| b.score.total_cmp(&a.score));
+        Ok(scored)
+    }
+
     fn run_pictures(
         &self,
         tower: &PictureRunner,
         sequences: &[Sequence],
         sink: &mut dyn FnMut(crate::encoder::Outputs<'_>),
     ) -> Result<(), Error> {
-        let wanted = Wanted { hidden: true, pooled: true, embeds: true, logits: false };
+        let logits = !tower.info.labels.is_empty();
+        let wanted = Wanted { hidden: !logits, pooled: !logits, embeds: !logits, logits };
         let mut runner = tower.runner.lock().map_err(|_| Error::Poisoned)?;
         let info = EncoderInfo::default();
         runner.run(sequences, &info, wanted, &self.config().cancel, &mut |_, out| {
@@ -201,7 +265,13 @@ impl Model {
         let mut outputs = IndexMap::new();
         let Some(contrast) = tower.contrast else {
             if let Some(images) = images {
-                images.alone("image_embeds", &mut outputs)?;
+                match tower.info.labels.len() {
+                    0 => images.alone("image_embeds", &mut outputs)?,
+                    n => {
+                        let logits = crate::forward::tensor(vec![images.rows, n], &images.logits);
+                        outputs.insert("logits".to_owned(), logits?);
+                    }
+                }
             }
             return Ok(outputs);
         };

@@ -50,6 +50,11 @@ pub struct ModelStepper {
     hidden_size: usize,
     /// Rows of logits of the latest step.
     rows: usize,
+    /// What the tokens of the one sequence are turned by, one after the other; empty for their
+    /// positions.
+    places: Vec<u32>,
+    /// As `places`, of the tokens of a step.
+    turned: Vec<u32>,
 }
 
 /// Where a decoder's inputs, outputs and symbols are in its executor.
@@ -57,6 +62,7 @@ pub struct ModelStepper {
 struct Ports {
     tokens: usize,
     positions: usize,
+    rope_positions: Option<usize>,
     slots: usize,
     rows: usize,
     tables: usize,
@@ -84,6 +90,7 @@ impl Ports {
         Ok(Ports {
             tokens: input(inputs::TOKENS)?,
             positions: input(inputs::POSITIONS)?,
+            rope_positions: input(inputs::ROPE_POSITIONS).ok(),
             slots: input(inputs::SLOTS)?,
             rows: input(inputs::ROWS)?,
             tables: input(inputs::TABLES)?,
@@ -115,7 +122,16 @@ impl ModelStepper {
         let mut bound = vec![1; executor.symbols().len()];
         ports.set(&mut bound, &limits);
         let running = executor.start(&bound)?;
-        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, rows: 0 })
+        let (places, turned) = (Vec::new(), Vec::new());
+        let rows = 0;
+        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, rows, places, turned })
+    }
+
+    /// Turns the tokens of the one sequence that is computed by these positions instead of their
+    /// places in it. Whether the graph can.
+    pub(crate) fn turn_by(&mut self, places: Vec<u32>) -> bool {
+        self.places = places;
+        self.ports.rope_positions.is_some()
     }
 
     /// The sizes that there is memory for.
@@ -177,6 +193,13 @@ impl ModelStepper {
             (logit_rows, &plan.logits_tokens),
         ] {
             self.running.input(port, &mut |bytes| fill(bytes, values));
+        }
+        if let Some(port) = self.ports.rope_positions {
+            self.turned.clear();
+            let place = |&at: &u32| self.places.get(at as usize).copied().unwrap_or(at);
+            self.turned.extend(plan.positions.iter().map(place));
+            let turned = &self.turned;
+            self.running.input(port, &mut |bytes| fill(bytes, turned));
         }
         self.running.run()?;
         self.rows = plan.n_logits();

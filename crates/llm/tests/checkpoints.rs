@@ -4,7 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use cyb_llm::{Config, DType, Error, IndexMap, Message, Model, Runtime, SamplingParams, npz};
+use cyb_llm::{
+    Config, DType, Error, IndexMap, LoadOptions, Message, Model, Runtime, SamplingParams, Tensor,
+    npz,
+};
 use serde_json::Value;
 
 #[allow(clippy::result_large_err, reason = "a test looks at the error as it is")]
@@ -57,6 +60,64 @@ checkpoints! {
     gemma2_capped "gemma2";
     gemma3 "gemma3";
     phi3_on_both_sides_of_its_original_context "phi3";
+}
+
+#[test]
+fn masks_with_gaps_and_positions_of_their_own() {
+    let arrays = npz::read(&golden("llama-gaps.npz")).unwrap();
+    let config = Config { threads: Some(2), kv_type: DType::F32, ..Config::auto() };
+    let runtime = Runtime::new(config).unwrap();
+    let options = LoadOptions { hidden_states: true, ..LoadOptions::default() };
+    let load =
+        |name: &str, options| runtime.load_with(golden(name).to_str().unwrap(), options).unwrap();
+    let model = load("llama", options);
+    let pick = |names: &[&str]| -> IndexMap<String, Tensor> {
+        names.iter().map(|name| ((*name).to_owned(), arrays[*name].clone())).collect()
+    };
+    let masked = pick(&["input_ids", "attention_mask"]);
+    let given = pick(&["input_ids", "attention_mask", "position_ids"]);
+    let mask: Vec<i64> = arrays["attention_mask"].to_vec(DType::I64).unwrap();
+    for (inputs, want) in [(&masked, "counted.logits"), (&given, "given.logits")] {
+        let got = model.forward(inputs).unwrap()["logits"].to_f32_vec().unwrap();
+        let want = arrays[want].to_f32_vec().unwrap();
+        let width = want.len() / mask.len();
+        let rows = got.chunks(width).zip(want.chunks(width));
+        for ((got, want), _) in rows.zip(&mask).filter(|(_, shown)| **shown == 1) {
+            let sum = |f: &dyn Fn(usize) -> f64| (0..width).map(f).sum::<f64>().sqrt();
+            let off = sum(&|i| f64::from(got[i] - want[i]).powi(2));
+            assert!(off < 1e-3 * sum(&|i| f64::from(want[i]).powi(2)), "{off}");
+        }
+    }
+    let error = model.generate_greedy(&given, 2).unwrap_err().to_string();
+    assert!(error.contains("position_ids"), "{error}");
+    // A gap that a window would count and one that it would not are not told apart.
+    let error = load("mistral", options).forward(&masked).unwrap_err().to_string();
+    assert!(error.contains("row 1") && error.contains("window of 9"), "{error}");
+    let error = load("llama", LoadOptions::default()).forward(&masked).unwrap_err().to_string();
+    assert!(error.contains("hidden_states"), "{error}");
+}
+
+#[test]
+fn a_text_that_outgrows_the_short_frequencies_goes_on_with_the_long_ones() {
+    let config = Config { threads: Some(2), kv_type: DType::F32, ..Config::auto() };
+    let runtime = Runtime::new(config).unwrap();
+    let name = golden("phi3");
+    let name = name.to_str().unwrap();
+    let arrays = npz::read(&golden("phi3.npz")).unwrap();
+    let inputs = IndexMap::from_iter([("input_ids".to_owned(), arrays["13.input_ids"].clone())]);
+    // 13 tokens and 24 of the original context: 12 are made with the short ones.
+    let made = runtime.generate_greedy(name, &inputs, 20).unwrap();
+    let made: Vec<i64> = made.to_vec(DType::I64).unwrap();
+    let mut ids: Vec<i64> = inputs["input_ids"].to_vec(DType::I64).unwrap();
+    for (step, want) in made.iter().enumerate() {
+        let model = load(Path::new(name), Some(ids.len())).unwrap();
+        let last = ids.iter().map(|&id| id as u32).collect::<Vec<_>>();
+        let logits = model.logits(&last).unwrap();
+        let row = &logits[logits.len() - model.vocab_size()..];
+        let best = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+        assert_eq!(best as i64, *want, "token {step}");
+        ids.push(*want);
+    }
 }
 
 #[test]

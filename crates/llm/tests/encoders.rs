@@ -105,6 +105,7 @@ encoders! {
     deberta "deberta";
     deberta_tags "deberta-tags";
     deberta_masked "deberta-masked";
+    deberta_with_a_convolution "deberta-conv";
     modernbert_by_the_mean "modernbert-mean";
     eurobert_late "eurobert-late";
     t5 "t5";
@@ -116,6 +117,7 @@ fn without_kernels() {
     agrees("bert", BackendKind::Atoms);
     agrees("roberta-nli", BackendKind::Atoms);
     agrees("deberta", BackendKind::Atoms);
+    agrees("deberta-conv", BackendKind::Atoms);
 }
 
 #[test]
@@ -170,6 +172,107 @@ fn changed(
     change(config.as_object_mut().unwrap());
     std::fs::write(&path, config.to_string()).unwrap();
     dir
+}
+
+/// A copy of a golden model that has lists of tokens in place of tokenizer.json.
+fn with_lists(name: &str) -> tempfile::TempDir {
+    let dir = changed(name, |_| ());
+    let path = dir.path().join("tokenizer.json");
+    let file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let model = &file["model"];
+    if model["type"] == "BPE" {
+        std::fs::write(dir.path().join("vocab.json"), model["vocab"].to_string()).unwrap();
+        let merges = model["merges"].as_array().unwrap().iter();
+        let words = |m: &Value| format!("{} {}", m[0].as_str().unwrap(), m[1].as_str().unwrap());
+        let merges: Vec<String> = merges.map(words).collect();
+        let merges = format!("#version: 0.2\n{}\n", merges.join("\n"));
+        std::fs::write(dir.path().join("merges.txt"), merges).unwrap();
+    } else {
+        let vocab = model["vocab"].as_object().unwrap();
+        let mut words: Vec<(&String, u64)> =
+            vocab.iter().map(|(word, id)| (word, id.as_u64().unwrap())).collect();
+        words.sort_by_key(|(_, id)| *id);
+        let lines: String = words.iter().map(|(word, _)| format!("{word}\n")).collect();
+        std::fs::write(dir.path().join("vocab.txt"), lines).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn lists_of_tokens_in_place_of_a_tokenizer_file() {
+    for name in ["bert-pair", "roberta-nli"] {
+        let (own, whole) = (with_lists(name), model(name));
+        let listed = load(own.path()).unwrap();
+        let cut = TextOptions { truncate: true };
+        let mut pairs: Vec<(&str, Option<&str>)> = vec![
+            ("Is the OLD city small?", Some("No, it is 3 km east.")),
+            ("", None),
+            ("[SEP] <s> the\tRiver\u{a0}caf\u{e9} \u{6771}\u{4eac}", None),
+            ("the dog  sleeps'", Some("")),
+        ];
+        let long = "the rain ".repeat(80);
+        pairs.push((&long, Some("a bird sings")));
+        let scores = |model: &Model| model.classify(&pairs, cut).unwrap();
+        assert_eq!(scores(&listed), scores(&whole), "{name}");
+        assert_eq!(listed.package().detokenize(&[30, 40]), whole.package().detokenize(&[30, 40]));
+    }
+    let no_merges = with_lists("roberta-nli");
+    std::fs::remove_file(no_merges.path().join("merges.txt")).unwrap();
+    assert!(load(no_merges.path()).unwrap_err().to_string().contains("merges.txt"));
+    let bad = with_lists("roberta-nli");
+    std::fs::write(bad.path().join("merges.txt"), "a b\nc\n").unwrap();
+    let error = load(bad.path()).unwrap_err().to_string();
+    assert!(error.contains("merges.txt line 2"), "{error}");
+    let lacking = with_lists("bert-pair");
+    std::fs::write(lacking.path().join("vocab.txt"), "[PAD]\n[UNK]\n").unwrap();
+    assert!(load(lacking.path()).unwrap_err().to_string().contains("[CLS]"));
+}
+
+#[test]
+fn positions_can_be_given() {
+    for name in ["bert", "roberta-nli", "eurobert"] {
+        let model = model(name);
+        let plain = arrays(name, "in.");
+        let want = model.forward(&plain).unwrap();
+        let shape = plain["input_ids"].shape().to_vec();
+        let ids: Vec<i64> = plain["input_ids"].to_vec(DType::I64).unwrap();
+        let positions = |shift: i64| -> Vec<i64> {
+            let row = |row: &[i64]| -> Vec<i64> {
+                let mut seen = 0;
+                let count = |id: &i64| {
+                    if name != "roberta-nli" || *id != 1 {
+                        seen += 1;
+                        if name == "roberta-nli" { seen + 1 + shift } else { seen - 1 + shift }
+                    } else {
+                        1
+                    }
+                };
+                row.iter().map(count).collect()
+            };
+            ids.chunks(shape[1]).flat_map(row).collect()
+        };
+        let with = |values: Vec<i64>| {
+            let mut inputs = plain.clone();
+            let tensor = Tensor::from_elems(DType::I64, shape.clone(), &values).unwrap();
+            inputs.insert("position_ids".to_owned(), tensor);
+            model.forward(&inputs)
+        };
+        let same = with(positions(0)).unwrap();
+        let first = want.keys().next().unwrap();
+        assert_eq!(same[first].to_f32_vec().unwrap(), want[first].to_f32_vec().unwrap(), "{name}");
+        let moved = with(positions(3)).unwrap();
+        let moved = moved[first].to_f32_vec().unwrap();
+        if name == "eurobert" {
+            // Turned by their distance, tokens do not see a shift.
+            let off = error(&moved, &want[first].to_f32_vec().unwrap());
+            assert!(off < 1e-4 && off > 0.0, "{off}");
+        } else {
+            assert!(error(&moved, &want[first].to_f32_vec().unwrap()) > 1e-2, "{name}");
+        }
+        let error = with(vec![400; ids.len()]).unwrap_err().to_string();
+        assert!(error.contains("position_ids") && error.contains("400"), "{error}");
+    }
 }
 
 fn logits(model: &Model, name: &str) -> Vec<f32> {

@@ -75,6 +75,40 @@ fn towers_agree() {
 }
 
 #[test]
+fn classifiers_of_pictures() {
+    let golden_values: Value =
+        serde_json::from_slice(&std::fs::read(golden("pictures.json")).unwrap()).unwrap();
+    for name in ["clip-labels", "siglip-labels", "siglip2-labels"] {
+        agrees(name, BackendKind::Cpu);
+        let model = model(name);
+        let pictures = golden_values["pictures"].as_array().unwrap();
+        for (picture, want) in pictures.iter().zip(golden_values[name].as_array().unwrap()) {
+            let picture = picture.as_str().unwrap();
+            let bytes = std::fs::read(cyb_testkit::golden(&format!("detect/{picture}"))).unwrap();
+            let image = Image::decode(&bytes).unwrap();
+            let most = if picture.ends_with(".jpg") { 2e-2 } else { 1e-3 };
+            let scored = model.label_image(&image).unwrap();
+            assert_eq!(scored.len(), want.as_array().unwrap().len());
+            assert!(scored.windows(2).all(|two| two[0].score >= two[1].score));
+            for want in want.as_array().unwrap() {
+                let got = scored.iter().find(|s| want[0] == s.label.as_str()).unwrap();
+                let off = (f64::from(got.score) - want[1].as_f64().unwrap()).abs();
+                assert!(off < most, "{name} {picture}: {got:?}, not {want}");
+            }
+        }
+        let image = Image::filled(9, 9, [1; 3]).unwrap();
+        let error = model.embed_images(std::slice::from_ref(&image)).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("classifier"), "{error}");
+        let how = ZeroShot::default();
+        let error = model.classify_image(&image, &["a"], &how, TextOptions::default());
+        assert!(error.unwrap_err().to_string().contains("labels"));
+    }
+    let clip = model("clip");
+    let error = clip.label_image(&Image::filled(9, 9, [1; 3]).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("labels to choose among"), "{error}");
+}
+
+#[test]
 fn without_kernels() {
     agrees("siglip2", BackendKind::Atoms);
 }

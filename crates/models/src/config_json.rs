@@ -157,6 +157,8 @@ pub(crate) fn rope(
             factor: factor()?,
             original_context_length: original()?.unwrap_or(max_position_embeddings),
         },
+        // Of the code that GTE was published with.
+        "ntk" => Scaling::FixedNtk { factor: factor()?, mixed: number("mixed_b")? },
         "llama3" => Scaling::Llama3 {
             factor: factor()?,
             low_freq_factor: number("low_freq_factor")?
@@ -201,7 +203,8 @@ pub(crate) fn rope(
             }
         }
         _ => {
-            let want = "default, linear, dynamic, llama3, yarn and longrope are known".to_owned();
+            let want =
+                "default, linear, dynamic, ntk, llama3, yarn and longrope are known".to_owned();
             return Err(keys.wrong(type_key.as_deref().unwrap_or("rope_type"), want));
         }
     };

@@ -73,6 +73,8 @@ pub(crate) struct Decoder<'a> {
     weights: Weights<'a>,
     tokens: ValueId,
     positions: ValueId,
+    /// What tokens are turned by.
+    rope_positions: ValueId,
     slots: ValueId,
     rows: ValueId,
     tables: ValueId,
@@ -98,6 +100,10 @@ impl<'a> Decoder<'a> {
         };
         let tokens = input(inputs::TOKENS, &["T"]);
         let positions = input(inputs::POSITIONS, &["T"]);
+        let rope_positions = match options.rope_positions {
+            true => input(inputs::ROPE_POSITIONS, &["T"]),
+            false => positions,
+        };
         let slots = input(inputs::SLOTS, &["T"]);
         let rows = input(inputs::ROWS, &["T"]);
         let tables = input(inputs::TABLES, &["R", "M"]);
@@ -109,6 +115,7 @@ impl<'a> Decoder<'a> {
             weights,
             tokens,
             positions,
+            rope_positions,
             slots,
             rows,
             tables,
@@ -218,7 +225,7 @@ impl<'a> Decoder<'a> {
     /// Turns queries or keys `[T, heads, head_dim]` by their positions.
     pub(crate) fn rope(&mut self, x: ValueId, table: &RopeTable) -> Built {
         self.b.set_label(&self.scoped("rope"));
-        table.turn(&mut self.b, x, self.positions)
+        table.turn(&mut self.b, x, self.rope_positions)
     }
 
     /// Several projections into heads from one matrix: `[T, heads[i], head_dim]`.

@@ -8,8 +8,8 @@
 use cyb_formats::Value;
 use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
 use cyb_jets::{
-    ADD, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_DISENTANGLED, SDPA_PACKED,
-    SILU, TANH,
+    ADD, CONCAT, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_DISENTANGLED,
+    SDPA_PACKED, SILU, TANH,
 };
 use cyb_tensor::{DType, Dim, Tensor};
 
@@ -64,6 +64,8 @@ pub struct EncoderInfo {
     pub fill: Option<u32>,
     /// Width of the vector of a text that the graph itself makes; 0 without one.
     pub embeds: usize,
+    /// Tokens under a convolution, an odd number; 0 without one.
+    pub convolved: usize,
 }
 
 impl EncoderInfo {
@@ -90,6 +92,7 @@ impl Default for EncoderInfo {
             relative: None,
             fill: None,
             embeds: 0,
+            convolved: 0,
         }
     }
 }
@@ -305,6 +308,41 @@ impl<'a> Encoder<'a> {
         self.jet(&LINEAR, Attrs::new(), &[patches, weight])
     }
 
+    /// A convolution over the tokens of each sequence, zeros beyond its ends and in place of hidden
+    /// tokens: `[T, width]` to the same, with a weight `[width, width / groups, kernel]`.
+    pub(crate) fn convolve_tokens(
+        &mut self,
+        x: ValueId,
+        name: &str,
+        [kernel, groups]: [usize; 2],
+    ) -> Built {
+        self.b.set_label(name);
+        let width = self.width(x)?;
+        let (tokens, inner) = (self.b.dim(x, 0)?, width / groups);
+        let taps = self.weights.numbers(&format!("{name}.weight"), &[width, inner, kernel])?;
+        // As a product with the neighbors of a token side by side.
+        let columns = kernel.saturating_mul(width);
+        let mut weight = vec![0.0; width.saturating_mul(columns)];
+        for (row, out) in weight.chunks_exact_mut(columns.max(1)).enumerate() {
+            let first = row / inner * inner; // groups are as wide going out as coming in
+            for (i, taps) in taps.chunks_exact(kernel).skip(row * inner).take(inner).enumerate() {
+                taps.iter().enumerate().for_each(|(k, &tap)| out[k * width + first + i] = tap);
+            }
+        }
+        let weight = Tensor::from_f32(vec![width, columns], &weight).map_err(ModelError::tensor)?;
+        let weight = self.b.weight(&format!("{name}.weight"), weight);
+        let bias = self.weights.value(&mut self.b, &format!("{name}.bias"), &[width])?;
+        let neighbors = self
+            .b
+            .input(inputs::NEIGHBORS, Fact::new(DType::I32, [Dim::symbol("T"), kernel.into()]));
+        let nothing = Tensor::from_f32(vec![1, width], &vec![0.0; width]);
+        let nothing = self.b.constant(nothing.map_err(ModelError::tensor)?);
+        let rows = self.jet(&CONCAT, Attrs::new().with("axis", 0usize), &[x, nothing])?; // [T + 1, width]
+        let near = self.jet(&EMBEDDING, Attrs::new(), &[rows, neighbors])?; // [T, kernel, width]
+        let near = self.b.reshape(near, [tokens, columns.into()])?;
+        self.jet(&LINEAR, Attrs::new(), &[near, weight, bias])
+    }
+
     /// Rows of a constant by position: `[T, width]`.
     pub(crate) fn constant_by_position(&mut self, table: Tensor) -> Built {
         let table = self.b.constant(table);
@@ -398,16 +436,25 @@ impl<'a> Encoder<'a> {
 
     /// As [`Encoder::linear`], with the names of weight and bias.
     pub(crate) fn linear_of(&mut self, x: ValueId, weight: &str, bias: &str, out: usize) -> Built {
-        self.unembed(x, weight, out, bias)
+        self.unembed(x, weight, out, Some(bias))
     }
 
-    /// The product with a table of embeddings, and a bias: `[..., rows]`.
-    pub(crate) fn unembed(&mut self, x: ValueId, table: &str, rows: usize, bias: &str) -> Built {
+    /// The product with a table of embeddings, and a bias where one is named: `[..., rows]`.
+    pub(crate) fn unembed(
+        &mut self,
+        x: ValueId,
+        table: &str,
+        rows: usize,
+        bias: Option<&str>,
+    ) -> Built {
         self.b.set_label(table);
         let width = self.width(x)?;
         let weight = self.weights.value(&mut self.b, table, &[rows, width])?;
-        let bias = self.weights.value(&mut self.b, bias, &[rows])?;
-        self.jet(&LINEAR, Attrs::new(), &[x, weight, bias])
+        let mut given = vec![x, weight];
+        if let Some(bias) = bias {
+            given.push(self.weights.value(&mut self.b, bias, &[rows])?);
+        }
+        self.jet(&LINEAR, Attrs::new(), &given)
     }
 
     /// Layer norm over the last axis. Checkpoints of 2019 call its vectors gamma and beta.
@@ -436,6 +483,12 @@ impl<'a> Encoder<'a> {
     /// `a * b`.
     pub(crate) fn mul(&mut self, a: ValueId, b: ValueId) -> Built {
         self.jet(&MUL, Attrs::new(), &[a, b])
+    }
+
+    /// `x * value`.
+    pub(crate) fn scale(&mut self, x: ValueId, value: f64) -> Built {
+        let value = self.b.scalar(DType::F32, value)?;
+        self.jet(&MUL, Attrs::new(), &[x, value])
     }
 
     pub(crate) fn activate(&mut self, x: ValueId, activation: Activation) -> Built {

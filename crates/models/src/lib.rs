@@ -40,6 +40,9 @@ pub mod inputs {
     pub const TOKENS: &str = "tokens";
     /// `I32[T]`: the position of each token in its sequence.
     pub const POSITIONS: &str = "positions";
+    /// `I32[T]`: the position by which a decoder turns each token, where that is not its place in its
+    /// sequence; see [`crate::GraphOptions::rope_positions`].
+    pub const ROPE_POSITIONS: &str = "rope_positions";
     /// `I32[T]`: the pool slot where each token's key and value are stored.
     pub const SLOTS: &str = "slots";
     /// `I32[T]`: the row of `tables` of each token's sequence.
@@ -60,6 +63,8 @@ pub mod inputs {
     pub const RELATIVES: &str = "relatives";
     /// `I32[W]`: which of the P each distance of key and query has, the middle for none.
     pub const RELATIVE_INDEX: &str = "relative_index";
+    /// `I32[T, K]`: the tokens under a convolution at each token; T where there is none.
+    pub const NEIGHBORS: &str = "neighbors";
     /// `F32[T, patch]`: patches of pictures.
     pub const PATCHES: &str = "patches";
     /// `F32[T, hidden]`: what is added to patches for their places.

@@ -18,6 +18,8 @@ pub struct GraphOptions {
     pub logits: bool,
     /// Whether `last_hidden_state` is an output.
     pub last_hidden_state: bool,
+    /// Whether `rope_positions` is an input, for tokens that are not turned by their places.
+    pub rope_positions: bool,
 }
 
 impl Default for GraphOptions {
@@ -28,6 +30,7 @@ impl Default for GraphOptions {
             context: None,
             logits: true,
             last_hidden_state: false,
+            rope_positions: false,
         }
     }
 }

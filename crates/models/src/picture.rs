@@ -2,11 +2,14 @@
 
 use cyb_ir::Graph;
 
+use crate::encoder::Scores;
+
 /// A tower for pictures: patches in, hidden states and vectors out.
 ///
 /// Its graph has inputs `patches F32[T, patch]`, `positions` or `place_rows F32[T, hidden]`,
 /// `bounds`, `shown` and `pooled`, with a sequence for each picture, and outputs
-/// `last_hidden_state`, `pooler_output` and `embeds`, of those that the model has.
+/// `last_hidden_state`, `pooler_output`, `embeds` and `logits [R, labels]`, of those that the model
+/// has.
 #[derive(Debug)]
 pub struct PictureTower {
     pub graph: Graph,
@@ -26,6 +29,10 @@ pub struct PictureInfo {
     pub hidden_size: usize,
     /// Width of the vector of a picture; 0 without one.
     pub embeds: usize,
+    /// Names of the labels of pictures, in the order of the logits; none without such a head.
+    pub labels: Vec<String>,
+    /// How logits become scores.
+    pub scores: Scores,
 }
 
 /// The order of the numbers of a patch.

@@ -42,6 +42,13 @@ pub enum Scaling {
         factor: f32,
         original_context_length: usize,
     },
+    /// As `Ntk` whatever the length, so that the slowest pair is stretched by the factor itself
+    /// (<https://kexue.fm/archives/9706>): evenly on a logarithmic scale, or by the power `mixed` of
+    /// a pair's number.
+    FixedNtk {
+        factor: f32,
+        mixed: Option<f32>,
+    },
     /// Interpolated between linear and none by wavelength (<https://arxiv.org/abs/2309.00071>).
     Yarn(Yarn),
     /// As Llama 3.1 in config.json: slow pairs divided by a factor, fast ones kept.
@@ -176,6 +183,16 @@ impl Rope {
                 let longer = length.max(*original_context_length) as f32 / original;
                 let stretch = (factor * longer - (factor - 1.0)).powf(dims / (dims - 2.0));
                 (frequencies(self.theta * stretch, self.dims), 1.0)
+            }
+            Scaling::FixedNtk { factor, mixed: None } => {
+                let slower = factor.powf(2.0 / self.dims as f32);
+                let stretched = frequencies(self.theta * factor, self.dims);
+                (stretched.iter().map(|f| f / slower).collect(), 1.0)
+            }
+            Scaling::FixedNtk { factor, mixed: Some(power) } => {
+                let step = factor.ln() / ((self.dims / 2) as f32).powf(*power);
+                let slower = |i: usize| (step * ((i + 1) as f32).powf(*power)).exp();
+                (plain.iter().enumerate().map(|(i, f)| f / slower(i)).collect(), 1.0)
             }
             Scaling::Yarn(yarn) => {
                 let factor = yarn.factor as f32;

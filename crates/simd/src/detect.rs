@@ -120,6 +120,15 @@ impl AnyIsa {
         }
     }
 
+    /// The instructions for pairs of bfloat16 values that belong to this instruction set.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn pairs(self) -> Option<x86::Avx512Bf16> {
+        match self.0 {
+            Token::Avx512Vnni(s) => x86::Avx512Bf16::beside(s),
+            Token::Avx2Vnni(_) | Token::Avx2(_) | Token::Portable(_) => None,
+        }
+    }
+
     /// Runs `op` in a function compiled for this instruction set.
     #[inline]
     pub fn run<Op: SimdOp>(self, op: Op) -> Op::Output {

@@ -33,6 +33,7 @@ mod isa;
 pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod pairs;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -41,6 +42,7 @@ pub use detect::{AnyIsa, IsaKind, UnknownIsa};
 pub use isa::{Isa, LANES, SimdOp, fold_every};
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
+pub use pairs::{PairOp, Pairs};
 pub use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512Vnni};

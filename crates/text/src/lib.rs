@@ -1,8 +1,8 @@
 //! Text in and out of a language model: tokenizers, chat templates, the streaming detokenizer.
 //!
 //! The one idea: a [`Tokenizer`] is built either from what a GGUF file says about its vocabulary
-//! ([`Vocabulary`]), a SentencePiece file ([`sentencepiece`]) or a Hugging Face `tokenizer.json`, and from then on callers see the same
-//! type. A [`ChatTemplate`] renders messages to a [`Rendered`] that remembers which characters came
+//! ([`Vocabulary`]), a SentencePiece file ([`sentencepiece`]), a Hugging Face `tokenizer.json` or the
+//! lists that came before it ([`wordpiece_json`]), and from then on callers see the same type. A [`ChatTemplate`] renders messages to a [`Rendered`] that remembers which characters came
 //! from the template and which from a message, so that [`encode_chat`] reads control tokens in the
 //! former only.
 //!
@@ -15,6 +15,7 @@ mod chat;
 mod detokenize;
 mod error;
 mod huggingface;
+mod lists;
 mod native;
 mod pretokenize;
 mod sentencepiece_model;
@@ -32,6 +33,7 @@ pub use chat::encode_chat;
 pub use detokenize::Detokenizer;
 pub use error::TextError;
 pub use huggingface::JsonConfig;
+pub use lists::{MergeList, SpecialNames, WordPieceList, merges_json, wordpiece_json};
 pub use pretokenize::known_pre_tokenizers;
 pub use sentencepiece_model::{Arrangement, sentencepiece};
 pub use stop::{StopMatcher, StopOutput};

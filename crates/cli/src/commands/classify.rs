@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     #[arg(long, allow_hyphen_values = true, conflicts_with = "labels")]
     pair: Option<String>,
     /// Labels to choose among, separated by commas, through a model of entailment, or for pictures
-    /// one that sees
+    /// one that sees and reads [default: those that the model was made for]
     #[arg(long, value_delimiter = ',', value_name = "A,B,C")]
     labels: Vec<String>,
     /// The statement that a label makes [default: This example is {}. Of a picture: This is a photo
@@ -43,9 +43,6 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let texts = arguments.texts.read()?;
     let images = arguments.texts.images()?;
-    if !images.is_empty() && arguments.labels.is_empty() {
-        return Err(Failure::usage("--image needs --labels to choose among"));
-    }
     let runtime = cyb_llm::Runtime::new(settings.config()?)?;
     if let Some(model) = runtime.fasttext(settings.model())? {
         return by_fasttext(common, arguments, &model, &texts);
@@ -53,6 +50,12 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let model = runtime.load(settings.model())?;
     let options = TextOptions { truncate: arguments.truncate };
     let labels: Vec<&str> = arguments.labels.iter().map(|label| label.trim()).collect();
+    if !images.is_empty() && labels.is_empty() {
+        for image in &images {
+            show(common, best(&model.label_image(image)?, arguments.top))?;
+        }
+        return Ok(());
+    }
     if !images.is_empty() {
         let hypothesis = arguments.hypothesis.as_deref().unwrap_or("This is a photo of {}.");
         let how =

@@ -25,9 +25,6 @@ pub(crate) struct Arguments {
     /// Many runs: a file with lines of model, inputs and output, separated by tabs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "inputs", "output"])]
     list: Option<PathBuf>,
-    /// What activations are computed in
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32"])]
-    compute: String,
 }
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
@@ -48,7 +45,9 @@ fn forward(runtime: &Runtime, model: &str, inputs: &Path, out: &Path) -> Result<
         let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));
         return Ok(npz::write(out, arrays).map_err(cyb_llm::Error::from)?);
     }
-    let options = LoadOptions { hidden_states: true, without_template: true };
+    let tokens = inputs.get("input_ids").and_then(|ids| ids.shape().last().copied());
+    let context = tokens.filter(|&tokens| tokens > 0);
+    let options = LoadOptions { hidden_states: true, without_template: true, context };
     let model = runtime.load_with(model, options)?;
     let result = model.forward(&inputs).map_err(Failure::from).and_then(|outputs| {
         let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use cyb_llm::{LoadOptions, Runtime, npz};
+use cyb_llm::{Runtime, npz};
 
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
@@ -29,8 +29,6 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let runtime = Runtime::new(settings.exact_config()?)?;
     let inputs = npz::read(&arguments.inputs).map_err(cyb_llm::Error::from)?;
-    let options = LoadOptions { without_template: true, ..LoadOptions::default() };
-    let model = runtime.load_with(settings.model(), options)?;
-    let ids = model.generate_greedy(&inputs, arguments.max_new_tokens)?;
+    let ids = runtime.generate_greedy(settings.model(), &inputs, arguments.max_new_tokens)?;
     Ok(npz::write(&arguments.output, [("generated_ids", &ids)]).map_err(cyb_llm::Error::from)?)
 }

@@ -13,10 +13,10 @@ use crate::output;
 /// Write a model as a directory of the program's own form
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// A Hugging Face directory, or its name in the models folder
+    /// A Hugging Face directory or a GGUF file, or its name in the models folder
     #[arg(value_name = "SOURCE")]
     source: String,
-    /// Write a directory with config.toml and weights.safetensors
+    /// Write a directory with config.toml and weights.safetensors (weights.gguf of a GGUF file)
     #[arg(long, required = true)]
     to_directory: bool,
     /// Where it goes [default: the source's name with .soma behind it, in the present directory]

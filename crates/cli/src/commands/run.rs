@@ -4,7 +4,9 @@ use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
 use clap::Args;
-use cyb_llm::{EncodeOptions, Generation, LoadOptions, Message, Metrics, Model, Runtime};
+use cyb_llm::{
+    EncodeOptions, Generation, LoadOptions, Message, Metrics, Model, Runtime, SamplingParams,
+};
 use serde::Serialize;
 
 use super::{chat, read_messages};
@@ -114,10 +116,14 @@ enum Prompt {
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings(common)?;
     let config = settings.config()?;
-    let mut params = settings.sampling()?;
-    for stop in &arguments.sampling.stop {
-        params.set("stop", stop).map_err(cyb_llm::Error::from)?;
-    }
+    let with_stops = |mut params: SamplingParams| -> Result<SamplingParams, Failure> {
+        for stop in &arguments.sampling.stop {
+            params.set("stop", stop).map_err(cyb_llm::Error::from)?;
+        }
+        Ok(params)
+    };
+    // What is wrong with them is said before anything is loaded.
+    with_stops(settings.sampling()?)?;
     let prompt = read_prompt(arguments)?;
     if common.json && matches!(prompt, Prompt::Terminal) {
         return Err(Failure::usage("--json needs a prompt; give --prompt, --messages or a pipe"));
@@ -130,6 +136,8 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
             output::note(format_args!("note: {warning}"));
         }
     }
+    let defaults = model.package().sampling(SamplingParams::default())?;
+    let params = with_stops(settings.sampling_over(defaults)?)?;
     let as_chat = !arguments.raw && model.package().has_template();
     let generation = match prompt {
         Prompt::Terminal => {

@@ -124,7 +124,7 @@ impl Kernel for Attention {
                 let blocks = unsafe { scratch.range(at, layout.table()) };
                 let rows = Rows { stride: sizes.heads * sizes.key, width: sizes.key };
                 let from = &io.slice::<f32>(TABLES + table)[head * sizes.key..];
-                turn(from, rows, positions, blocks);
+                turn(self.isa, from, rows, positions, blocks);
                 return;
             }
             let (sequence, head) = (sequences.get(unit / sizes.heads), unit % sizes.heads);
@@ -139,7 +139,7 @@ impl Kernel for Attention {
             };
             let row = sequence.start * sizes.heads + head;
             let rows = |width: usize| Rows { stride: sizes.heads * width, width };
-            turn(from(keys, row * sizes.key), rows(sizes.key), sequence.len, k);
+            turn(self.isa, from(keys, row * sizes.key), rows(sizes.key), sequence.len, k);
             pad(from(values, row * sizes.value), rows(sizes.value), sequence.len, padded, v);
         });
         io.next_phase();

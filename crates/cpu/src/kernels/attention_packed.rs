@@ -188,7 +188,7 @@ impl Kernel for Attention {
                 at.min(x.len())..x.len()
             };
             let turned = Rows { stride: sizes.groups * sizes.key, width: sizes.key };
-            turn(&keys[from(keys, sizes.key)], turned, sequence.len, k);
+            turn(self.isa, &keys[from(keys, sizes.key)], turned, sequence.len, k);
             let plain = Rows { stride: sizes.groups * sizes.value, width: sizes.value };
             pad(&values[from(values, sizes.value)], plain, sequence.len, padded, v);
         });
@@ -257,12 +257,41 @@ pub(super) struct Rows {
 }
 
 /// `len` rows as blocks `[width, 16]`, the last one filled up with zeros.
-pub(super) fn turn(x: &[f32], rows: Rows, len: usize, out: &mut [f32]) {
-    for (b, block) in out.chunks_exact_mut((rows.width * LANES).max(1)).enumerate() {
-        let n = LANES.min(len - b * LANES);
-        for (d, lanes) in block.chunks_exact_mut(LANES).enumerate() {
-            for (lane, v) in lanes.iter_mut().enumerate() {
-                *v = if lane < n { x[(b * LANES + lane) * rows.stride + d] } else { 0.0 };
+pub(super) fn turn(isa: AnyIsa, x: &[f32], rows: Rows, len: usize, out: &mut [f32]) {
+    isa.run(Turn { x, rows, len, out });
+}
+
+struct Turn<'a> {
+    x: &'a [f32],
+    rows: Rows,
+    len: usize,
+    out: &'a mut [f32],
+}
+
+impl SimdOp for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) {
+        let Turn { x, rows: Rows { stride, width }, len, out } = self;
+        for (b, block) in out.chunks_exact_mut((width * LANES).max(1)).enumerate() {
+            let n = LANES.min(len - b * LANES);
+            for (i, part) in block.chunks_mut(LANES * LANES).enumerate() {
+                let columns = part.len() / LANES;
+                let mut lines = [s.splat(0.0); LANES];
+                for (lane, line) in lines.iter_mut().enumerate().take(n) {
+                    let at = (b * LANES + lane) * stride + i * LANES;
+                    *line = s.load_partial(&x[at..at + columns]);
+                }
+                if columns == LANES {
+                    // SAFETY: the part is 16 times 16 floats.
+                    unsafe { s.store_transposed(&lines, part.as_mut_ptr(), LANES) };
+                } else {
+                    let mut whole = [0.0; LANES * LANES];
+                    // SAFETY: as above.
+                    unsafe { s.store_transposed(&lines, whole.as_mut_ptr(), LANES) };
+                    part.copy_from_slice(&whole[..part.len()]);
+                }
             }
         }
     }

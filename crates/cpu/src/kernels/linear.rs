@@ -1,7 +1,8 @@
 //! Products with weights: `linear` and the jets fused from it.
 //!
-//! One step does all products of one input: it prepares the input once (quantised to 8 bits where
-//! any weight wants that, gated where the jet says so), waits for all workers, and multiplies.
+//! One step does all products of one input: it prepares the input once (quantised to 8 bits or
+//! rounded to bfloat16 where any weight wants that, gated where the jet says so), waits for all
+//! workers, and multiplies.
 
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ use super::attrs_of;
 use crate::io::{Io, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 use crate::matmul::{
-    ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, Source,
-    matmul, turns,
+    ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, PairRows,
+    Source, matmul, turns,
 };
 use crate::team::Worker;
 
@@ -158,16 +159,27 @@ impl Linear {
         self.weights.iter().any(|w| w.takes_quantized())
     }
 
+    fn pairs(&self) -> bool {
+        self.weights.iter().any(|w| w.takes_pairs())
+    }
+
     /// Whether gated values are needed as floats.
     fn gates_floats(&self) -> bool {
         self.gate.is_some() && self.weights.iter().any(|w| !w.takes_quantized())
     }
 
-    /// Scratch bytes of the quantised rows, then of gated floats.
-    fn parts(&self, rows: usize) -> (usize, usize) {
-        let quantized = if self.quantizes() { Activations::bytes(rows, self.k()) } else { 0 };
-        let floats = if self.gates_floats() { rows * self.k() * size_of::<f32>() } else { 0 };
-        (quantized, floats)
+    /// Scratch bytes of the quantised rows, of the rows in pairs, and of gated floats, in this
+    /// order.
+    fn parts(&self, rows: usize) -> [usize; 3] {
+        let k = self.k();
+        let of = |wanted: bool, bytes: usize| {
+            if wanted { bytes.next_multiple_of(ALIGN) } else { 0 }
+        };
+        [
+            of(self.quantizes(), Activations::bytes(rows, k)),
+            of(self.pairs(), PairRows::bytes(rows, k)),
+            of(self.gates_floats(), rows * k * size_of::<f32>()),
+        ]
     }
 }
 
@@ -181,9 +193,9 @@ impl Kernel for Linear {
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let x = &limits[0];
         let rows = x.dims[..x.rank - 1].iter().product();
-        let (quantized, floats) = self.parts(rows);
-        let (own, _) = self.parts(1);
-        floats + quantized.max(self.workers * own.next_multiple_of(ALIGN))
+        let all: usize = self.parts(rows).iter().sum();
+        let own: usize = self.parts(1).iter().sum();
+        all.max(self.workers * own)
     }
 
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
@@ -193,38 +205,41 @@ impl Kernel for Linear {
         if rows == 0 {
             return Ok(());
         }
-        let (quantized_bytes, float_bytes) = self.parts(rows);
-        let scratch = io.scratch::<u8>();
+        let parts = self.parts(rows);
         // A single row is prepared by every worker for itself: cheaper than waiting for each other.
         let alone = rows == 1 && !self.gates_floats();
-        let at = if alone { io.worker.index * quantized_bytes.next_multiple_of(ALIGN) } else { 0 };
+        let at = if alone { io.worker.index * parts.iter().sum::<usize>() } else { 0 };
+        let start = io.scratch::<u8>().start().wrapping_add(at);
+        let worker = if alone { &Worker::solo() } else { io.worker };
         // SAFETY: the step's scratch is aligned and as large as `scratch` asked for; workers write
         // disjoint rows of it below and read after the barrier, or have a part of their own.
-        let quantized = self.quantizes().then(|| unsafe {
-            ActivationRows::over(scratch.start().wrapping_add(at), quantized_bytes, rows, k)
-        });
+        let quantized =
+            self.quantizes().then(|| unsafe { ActivationRows::over(start, parts[0], rows, k) });
+        let start = start.wrapping_add(parts[0]);
+        // SAFETY: as above; the part lies behind the quantised rows.
+        let pairs = self.pairs().then(|| unsafe { PairRows::over(start, rows, k) });
+        let start = start.wrapping_add(parts[1]);
 
         if let Some(quantized) = &quantized {
             let source = match self.gate {
                 None => Source::Plain(x),
                 Some(gate) => Source::Gated { gate: x, up: io.slice(1), activation: gate },
             };
-            let worker = if alone { &Worker::solo() } else { io.worker };
             // SAFETY: every worker does so with the same arguments and a barrier follows, or each
             // for itself.
             unsafe { quantized.quantize(self.isa, source, k, worker) };
         }
+        let share = worker.share(rows);
         let mut floats = x;
         if self.gates_floats() {
             let up = io.slice::<f32>(1);
-            let share = io.worker.share(rows);
-            // SAFETY: rows are disjoint; the part lies behind the quantised rows.
+            // SAFETY: rows are disjoint; the part lies behind the others.
             let (mine, all) = unsafe {
-                let start = scratch.start().add(quantized_bytes).cast::<f32>();
+                let start = start.cast::<f32>();
                 let len = share.len() * k;
                 (
                     std::slice::from_raw_parts_mut(start.add(share.start * k), len),
-                    std::slice::from_raw_parts(start, float_bytes / size_of::<f32>()),
+                    std::slice::from_raw_parts(start, rows * k),
                 )
             };
             let range = share.start * k..share.end * k;
@@ -233,13 +248,20 @@ impl Kernel for Linear {
             }
             floats = all;
         }
+        if let Some(pairs) = &pairs {
+            for row in share {
+                // SAFETY: a row is one worker's, which has made its floats itself.
+                unsafe { pairs.round(self.isa, row, &floats[row * k..(row + 1) * k]) };
+            }
+        }
         if !alone {
             io.worker.barrier();
         }
 
         for (i, (weight, bias)) in self.weights.iter().zip(&self.biases).enumerate() {
-            let input = match &quantized {
-                Some(rows) if weight.takes_quantized() => Input::Quantized(*rows),
+            let input = match (&quantized, &pairs) {
+                (Some(rows), _) if weight.takes_quantized() => Input::Quantized(*rows),
+                (_, Some(rows)) if weight.takes_pairs() => Input::Pairs(*rows),
                 _ => Input::Float(FloatRows { values: floats, stride: k, rows }),
             };
             let out = io.output::<f32>(i);

@@ -3,7 +3,7 @@
 //! Weights are re-tiled once, when they are loaded, into tiles of 16 rows whose lanes are output
 //! columns ([`PackedMatrix`]). Quantised weights meet activations quantised to 8 bits
 //! ([`Activations`]) in exact integer dot products per group; floating-point weights meet `f32`
-//! activations. One row is a stream over the weights; many rows unpack a stretch of weights once
+//! activations, or bfloat16 ones where that is asked for ([`Compute::Bf16`]). One row is a stream over the weights; many rows unpack a stretch of weights once
 //! and use it for all. The result of a row never depends on the other rows, the instruction set,
 //! the number of threads or who computes what.
 
@@ -12,6 +12,7 @@ mod codec;
 mod float;
 mod kernel;
 mod output;
+mod pairs;
 mod retile;
 
 #[cfg(test)]
@@ -21,7 +22,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use cyb_simd::{AnyIsa, Isa, SimdOp};
+use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp};
 use cyb_tensor::{DType, quant};
 
 use crate::memory::{OutOfMemory, Region, WeightMemory};
@@ -34,6 +35,7 @@ use output::Sink;
 pub use activations::{ActivationRows, Activations, BLOCK, Gate, Source};
 pub use float::FloatRows;
 pub use output::{Epilogue, Output};
+pub use pairs::PairRows;
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
 const UNIT_BYTES: usize = 16 << 10;
@@ -74,6 +76,16 @@ pub enum PackError {
     Team(#[from] TeamError),
 }
 
+/// What floating-point weights are multiplied in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compute {
+    /// Weights as they are, activations in `f32`.
+    #[default]
+    F32,
+    /// Weights and activations rounded to bfloat16, sums in `f32`.
+    Bf16,
+}
+
 /// How the weights are kept.
 #[derive(Clone, Debug)]
 enum Form {
@@ -87,6 +99,8 @@ enum Form {
     F32,
     F16,
     Bf16,
+    /// Tiles of pairs of columns in bfloat16, for activations that are too.
+    Pairs,
 }
 
 /// Weights `[n, k]`, ready for products.
@@ -114,6 +128,21 @@ impl PackedMatrix {
         source: Native<'_>,
         packed: &dyn Fn(Range<usize>),
     ) -> Result<PackedMatrix, PackError> {
+        PackedMatrix::pack_for(Compute::F32, memory, team, [n, k], source, packed)
+    }
+
+    /// As [`PackedMatrix::pack`], for products in `compute` where the weights are floats.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pack_for(
+        compute: Compute,
+        memory: &mut WeightMemory,
+        team: &Team,
+        [n, k]: [usize; 2],
+        source: Native<'_>,
+        packed: &dyn Fn(Range<usize>),
+    ) -> Result<PackedMatrix, PackError> {
         let Native { dtype, bytes, turned } = source;
         if turned && !turns(dtype) {
             return Err(PackError::Turned { dtype });
@@ -133,7 +162,18 @@ impl PackedMatrix {
                 None => (Form::Native { row_bytes }, row_bytes * ROWS),
             }
         } else {
+            let pairs = pairs::tile_bytes(k).ok_or(PackError::Shape { dtype, n, k })?;
             match dtype {
+                DType::F32
+                | DType::F64
+                | DType::F16
+                | DType::F8E4M3
+                | DType::F8E5M2
+                | DType::BF16
+                    if compute == Compute::Bf16 =>
+                {
+                    (Form::Pairs, pairs)
+                }
                 DType::F32 | DType::F64 => (Form::F32, float(4)?),
                 DType::F16 | DType::F8E4M3 | DType::F8E5M2 => (Form::F16, float(2)?),
                 DType::BF16 => (Form::Bf16, float(2)?),
@@ -181,6 +221,11 @@ impl PackedMatrix {
     /// Whether products take [`Input::Quantized`].
     pub fn takes_quantized(&self) -> bool {
         matches!(self.form, Form::Tiles(_) | Form::Native { .. })
+    }
+
+    /// Whether products take [`Input::Pairs`].
+    pub fn takes_pairs(&self) -> bool {
+        matches!(self.form, Form::Pairs)
     }
 
     fn tiles(&self) -> usize {
@@ -239,12 +284,24 @@ fn fill(
                         }
                     };
                     match form {
+                        Form::Pairs if turned => {
+                            let mut row = Vec::new();
+                            for r in 0..ROWS.min(n - first) {
+                                turned_row(bytes, (n, k), first + r, dtype, &mut row);
+                                pairs::pack_row(dtype, &row, r, k, &mut values, out);
+                            }
+                        }
                         _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
                         Form::Tiles(plan) => {
                             retile::tile(dtype, plan, &std::array::from_fn(row), k / BLOCK, out);
                         }
                         Form::Native { .. } => {
                             out.copy_from_slice(&bytes[start..start + len]);
+                        }
+                        Form::Pairs => {
+                            for r in 0..ROWS {
+                                pairs::pack_row(dtype, row(r), r, k, &mut values, out);
+                            }
                         }
                         Form::F32 | Form::F16 | Form::Bf16 => {
                             for r in 0..ROWS {
@@ -273,6 +330,21 @@ fn turned_tile(bytes: &[u8], (n, k): (usize, usize), first: usize, dtype: DType,
         let at = (i * n + first) * size;
         out[..used].copy_from_slice(&bytes[at..at + used]);
         out[used..].fill(0);
+    }
+}
+
+/// Reads column `column` of a matrix [k, n].
+fn turned_row(
+    bytes: &[u8],
+    (n, k): (usize, usize),
+    column: usize,
+    dtype: DType,
+    row: &mut Vec<u8>,
+) {
+    let size = dtype.layout().bytes;
+    row.clear();
+    for i in 0..k {
+        row.extend_from_slice(&bytes[(i * n + column) * size..][..size]);
     }
 }
 
@@ -334,6 +406,8 @@ impl SharedMut {
 pub enum Input<'a> {
     /// For weights of which [`PackedMatrix::takes_quantized`] holds.
     Quantized(ActivationRows<'a>),
+    /// For weights of which [`PackedMatrix::takes_pairs`] holds.
+    Pairs(PairRows<'a>),
     /// For the others.
     Float(FloatRows<'a>),
 }
@@ -342,6 +416,7 @@ impl Input<'_> {
     fn rows(&self) -> usize {
         match self {
             Input::Quantized(x) => x.rows(),
+            Input::Pairs(x) => x.rows(),
             Input::Float(x) => x.rows,
         }
     }
@@ -392,8 +467,14 @@ pub unsafe fn matmul(
                 TQ2_0 Tq2_0
             );
         }
+        Input::Pairs(x) => {
+            assert!(w.takes_pairs(), "weights of {} do not take pairs", w.dtype);
+            assert!(x.k() == w.k, "the input has {} columns, not {}", x.k(), w.k);
+            isa.run_pairs(OnPairs { w, x, sink, worker, counter });
+        }
         Input::Float(x) => {
-            assert!(!w.takes_quantized(), "weights of {} take quantised activations", w.dtype);
+            let others = w.takes_quantized() || w.takes_pairs();
+            assert!(!others, "weights of {} take no float activations", w.dtype);
             assert!(x.values.len() >= (rows - 1) * x.stride + w.k, "the input is too short");
             match w.form {
                 Form::F32 => {
@@ -405,7 +486,9 @@ pub unsafe fn matmul(
                 Form::Bf16 => {
                     isa.run(Floats::<float::Bf16> { w, x, sink, worker, counter, e: PhantomData })
                 }
-                Form::Tiles(_) | Form::Native { .. } => {}
+                Form::Tiles(_) | Form::Native { .. } | Form::Pairs => {
+                    unreachable!("weights that take another input")
+                }
             }
         }
     }
@@ -636,23 +719,72 @@ impl<E: float::Element> SimdOp for Floats<'_, E> {
 
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
-        /// Tiles and rows of one unit.
-        const UNIT_TILES: usize = 4;
-        const UNIT_ROWS: usize = 48;
         let Floats { w, x, sink, worker, counter, e: _ } = self;
-        let tiles = w.tiles();
-        let tiles = (tiles, UNIT_TILES);
-        for unit in Units::new(worker, counter, tiles, (x.rows, UNIT_ROWS)) {
-            // SAFETY: tiles and rows are inside the region and the input; each unit is one
-            // worker's.
-            unsafe {
-                let first = unit.first_tile;
-                let bytes = w.region.as_slice().as_ptr().add(first * w.tile_bytes);
-                let tiles =
-                    float::Tiles { bytes, tile_bytes: w.tile_bytes, first, count: unit.tiles };
-                let rows = unit.first_row..unit.first_row + unit.rows;
-                float::tiles::<S, E>(s, &tiles, &x, rows, w.k, &sink);
-            }
+        let rows = float::Rows { start: x.values.as_ptr(), stride: x.stride };
+        // SAFETY: `matmul` checked that the rows of `x` hold `k` values, and so do the tiles.
+        unsafe {
+            in_units(
+                float::Single::<S, E>::new(s),
+                w,
+                &rows,
+                (x.rows, w.k),
+                &sink,
+                worker,
+                counter,
+            );
+        }
+    }
+}
+
+struct OnPairs<'a> {
+    w: &'a PackedMatrix,
+    x: PairRows<'a>,
+    sink: Sink<'a>,
+    worker: &'a Worker<'a>,
+    counter: &'a AtomicUsize,
+}
+
+impl PairOp for OnPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<P: Pairs>(self, p: P) {
+        let OnPairs { w, x, sink, worker, counter } = self;
+        let steps = w.k.div_ceil(2);
+        // SAFETY: `matmul` checked that the rows of `x` hold `k` values, and so do the tiles.
+        unsafe {
+            let rows = x.stored();
+            in_units(pairs::Double(p), w, &rows, (x.rows(), steps), &sink, worker, counter);
+        }
+    }
+}
+
+/// This worker's units of a product that is computed step by step.
+///
+/// # Safety
+/// `x` holds `rows` rows of `steps` steps, and so do the tiles of `w`; units are one worker's each.
+#[inline(always)]
+unsafe fn in_units<T: float::Terms>(
+    t: T,
+    w: &PackedMatrix,
+    x: &float::Rows<T::Value>,
+    (rows, steps): (usize, usize),
+    sink: &Sink<'_>,
+    worker: &Worker<'_>,
+    counter: &AtomicUsize,
+) {
+    /// Tiles and rows of one unit.
+    const UNIT_TILES: usize = 4;
+    const UNIT_ROWS: usize = 48;
+    for unit in Units::new(worker, counter, (w.tiles(), UNIT_TILES), (rows, UNIT_ROWS)) {
+        // SAFETY: tiles and rows are inside the region and the input; the rest is the caller's
+        // contract.
+        unsafe {
+            let first = unit.first_tile;
+            let bytes = w.region.as_slice().as_ptr().add(first * w.tile_bytes);
+            let tiles = float::Tiles { bytes, tile_bytes: w.tile_bytes, first, count: unit.tiles };
+            let rows = unit.first_row..unit.first_row + unit.rows;
+            float::tiles(t, &tiles, x, rows, steps, sink);
         }
     }
 }

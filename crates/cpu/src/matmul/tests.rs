@@ -385,3 +385,84 @@ fn wrong_weights_are_errors() {
     assert!(matches!(pack(DType::I32, 1, 1, 4), Err(PackError::DType { .. })));
     assert_eq!(pack(DType::Q4_0, 0, 32, 0), Ok(0));
 }
+
+/// The product of `case` in bfloat16 on `isa`.
+fn run_pairs(case: &Case, isa: AnyIsa, team: &Team, epilogue: Epilogue<'_>) -> Vec<f32> {
+    let (mut memory, m) = (WeightMemory::new(), case.m());
+    let Case { dtype, n, k, ref weights, ref x } = *case;
+    let packed =
+        PackedMatrix::pack_for(Compute::Bf16, &mut memory, team, dtype, [n, k], weights, &|_| ())
+            .unwrap();
+    assert!(packed.takes_pairs() && !packed.takes_quantized());
+    let mut stored = vec![0u32; PairRows::bytes(m, k).div_ceil(4)];
+    // SAFETY: it has room for the rows and outlives them.
+    let rows = unsafe { PairRows::over(stored.as_mut_ptr().cast(), m, k) };
+    let mut out = vec![f32::NAN; m * n];
+    let output = Output::new(&mut out, n);
+    let counter = AtomicUsize::new(0);
+    team.run(|worker| {
+        // SAFETY: each row is one worker's; all workers do the same, with a barrier between.
+        unsafe {
+            for row in worker.share(m) {
+                rows.round(isa, row, &x[row * k..(row + 1) * k]);
+            }
+            worker.barrier();
+            matmul(isa, &packed, Input::Pairs(rows), output, epilogue, worker, &counter);
+        }
+    })
+    .unwrap();
+    out
+}
+
+#[test]
+fn products_in_bfloat16_have_the_bits_of_their_definition() {
+    let round = |v: f32| match v.abs() < f32::MIN_POSITIVE {
+        true => 0.0,
+        false => half::bf16::from_f32(v).to_f32(),
+    };
+    let (one, two) = (Team::new(1).unwrap(), Team::new(2).unwrap());
+    let dtypes = [DType::F32, DType::BF16, DType::F16, DType::F8E4M3];
+    for (dtype, (m, n, k)) in dtypes.into_iter().flat_map(|dtype| {
+        [(1, 19, 33), (2, 16, 1), (7, 70, 64), (13, 64, 100), (50, 35, 101)].map(|s| (dtype, s))
+    }) {
+        let case = Case::new(dtype, m, n, k);
+        let w: Vec<f32> = case.decoded().into_iter().map(round).collect();
+        let x: Vec<f32> = case.x.iter().copied().map(round).collect();
+        let mut want = Vec::new();
+        for x in x.chunks_exact(k) {
+            for w in w.chunks_exact(k) {
+                let pairs = w.chunks(2).zip(x.chunks(2));
+                // The second of a pair comes first; a lone one has a 0 beside it.
+                want.push(pairs.fold(0.0f32, |sum, (w, x)| match (w, x) {
+                    (&[w0, w1], &[x0, x1]) => w0.mul_add(x0, w1.mul_add(x1, sum)),
+                    _ => w[0].mul_add(x[0], sum),
+                }));
+            }
+        }
+        for &isa in AnyIsa::detect() {
+            for team in [&one, &two] {
+                let got = run_pairs(&case, isa, team, Epilogue::default());
+                let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{dtype} {m} x {n} x {k} on {}", isa.kind());
+            }
+        }
+        let bias: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
+        let epilogue = Epilogue { bias: Some(&bias), residual: None };
+        let got = run_pairs(&case, AnyIsa::best(), &two, epilogue);
+        assert!(got.iter().zip(&want).enumerate().all(|(i, (a, b))| *a == b + bias[i % n]));
+    }
+}
+
+#[test]
+fn quantised_weights_stay_what_they_are_in_bfloat16() {
+    let team = Team::new(1).unwrap();
+    let mut memory = WeightMemory::new();
+    let bytes = vec![0; DType::Q8_0.bytes_for(64).unwrap()];
+    let of = |dtype: DType, bytes: &[u8], memory: &mut WeightMemory| {
+        let shape = [2, 32];
+        PackedMatrix::pack_for(Compute::Bf16, memory, &team, dtype, shape, bytes, &|_| ())
+    };
+    let packed = of(DType::Q8_0, &bytes, &mut memory).unwrap();
+    assert!(packed.takes_quantized() && !packed.takes_pairs());
+    assert!(matches!(of(DType::I32, &[0; 256], &mut memory), Err(PackError::DType { .. })));
+}

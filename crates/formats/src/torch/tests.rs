@@ -68,3 +68,41 @@ fn damage_is_named() {
     zip.truncate(at);
     assert!(problem(&zip).contains("archive"));
 }
+
+#[test]
+fn the_index_of_a_sharded_checkpoint_decides() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let shard = |number: usize| format!("pytorch_model-0000{number}-of-00002.bin");
+    for (number, name) in [(1, "checkpoint.bin"), (2, "checkpoint-legacy.bin")] {
+        std::fs::write(dir.path().join(shard(number)), golden(name)).expect("room for it");
+    }
+    let index = |map: &str| {
+        let path = dir.path().join("pytorch_model.bin.index.json");
+        let text = format!("{{\"metadata\": {{\"total_size\": 1}}, \"weight_map\": {{{map}}}}}");
+        std::fs::write(path, text).expect("room for it");
+    };
+    let (one, two) = (shard(1), shard(2));
+    let all = ["plain", "half", "turned", "part", "scalar", "ids", "empty", "shared"];
+    let entry = |name: &str, shard: &str| format!("\"{name}\": \"{shard}\"");
+    // Each tensor is in both files.
+    let entries: Vec<String> =
+        all.iter().enumerate().map(|(i, name)| entry(name, [&one, &two][i % 2])).collect();
+    index(&entries.join(", "));
+    let model = crate::open(dir.path()).expect("it is whole");
+    let named: Vec<&str> = model.tensors.keys().map(String::as_str).collect();
+    assert_eq!(named, all);
+    assert_eq!(model.notes.len(), 2, "{:?}", model.notes);
+    assert_eq!(model.tensors["half"].dtype(), DType::BF16);
+    std::fs::remove_file(dir.path().join(&two)).expect("it was there");
+    let error = crate::open(dir.path()).expect_err("a shard is missing").to_string();
+    assert!(error.contains(&two), "{error}");
+    index(&all.map(|name| entry(name, &one)).join(", "));
+    let model = crate::open(dir.path()).expect("it is whole");
+    assert_eq!(model.tensors.len(), all.len());
+    assert_eq!(model.tensors["part"].shape(), [2, 3]);
+    index(&format!("{}, \"other\": \"{one}\"", all.map(|name| entry(name, &one)).join(", ")));
+    let error = crate::open(dir.path()).expect_err("a tensor is missing").to_string();
+    assert!(error.contains("other"), "{error}");
+    index(&entry("plain", "../checkpoint.bin"));
+    assert!(crate::open(dir.path()).is_err());
+}

@@ -367,5 +367,5 @@ fn masked_head(config: &Config, m: &mut Encoder, x: cyb_ir::ValueId, table: &str
     let table = if untied { own.as_str() } else { table };
     let decoder_bias = format!("{decoder}.bias");
     let bias = if m.weights.has(bias) { bias } else { decoder_bias.as_str() };
-    m.unembed(h, table, vocab_size, bias)
+    m.unembed(h, table, vocab_size, Some(bias))
 }

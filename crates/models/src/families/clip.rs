@@ -12,7 +12,7 @@ use cyb_formats::Value;
 use cyb_ir::ValueId;
 use cyb_tensor::Tensor;
 
-use crate::encoder::{Activation, Built, Encoder, EncoderInfo, Pooled};
+use crate::encoder::{self, Activation, Built, Encoder, EncoderInfo, Pooled, Scores};
 use crate::keys::Keys;
 use crate::picture::{Contrast, Cut, PictureInfo, PictureTower, Places};
 use crate::registry::{Sampling, Source, TextModel};
@@ -87,6 +87,8 @@ struct Vision {
     side: usize,
     /// Whether there is a vector for the whole picture.
     use_head: bool,
+    /// The labels of a classifier of pictures.
+    labels: Vec<String>,
 }
 
 /// Objects of config.json with a tower's keys, the one that counts first.
@@ -336,15 +338,37 @@ impl Vision {
                 let e = m.linear(one, "visual_projection", tower.projection)?; // [R, projection]
                 m.output(inputs::EMBEDS, e);
             }
-            return Ok(());
+            return self.classifier(m, x);
         }
         x = tower.norm(m, x, "post_layernorm")?;
         m.output(inputs::LAST_HIDDEN_STATE, x);
+        if !self.labels.is_empty() {
+            return self.classifier(m, x);
+        }
         if self.use_head {
             let one = self.ask(m, x)?;
             m.output(inputs::POOLER_OUTPUT, one);
             m.output(inputs::EMBEDS, one);
         }
+        Ok(())
+    }
+
+    /// `logits [R, labels]` of the mean of a picture's patches, where the model has such a head.
+    fn classifier(&self, m: &mut Encoder, x: ValueId) -> Result<(), ModelError> {
+        if self.labels.is_empty() {
+            return Ok(());
+        }
+        let mut mean = m.mean(x)?; // [R, hidden]
+        if self.tower.kind == Kind::Clip {
+            // Less the picture's own token, which is one of n + 1: (mean * (n + 1) - own) / n.
+            let n = (self.side * self.side) as f64;
+            let own = m.pooled(x)?;
+            let all = m.scale(mean, (n + 1.0) / n)?;
+            let own = m.scale(own, -1.0 / n)?;
+            mean = m.add(all, own)?;
+        }
+        let logits = m.linear(mean, "classifier", self.labels.len())?; // [R, labels]
+        m.output(inputs::LOGITS, logits);
         Ok(())
     }
 
@@ -421,10 +445,17 @@ fn text(source: &Source, kind: Kind, part: Part) -> Result<Text, ModelError> {
     })
 }
 
-fn vision(source: &Source, kind: Kind, part: Part) -> Result<Vision, ModelError> {
+fn vision(
+    source: &Source,
+    kind: Kind,
+    part: Part,
+    labels: Vec<String>,
+) -> Result<Vision, ModelError> {
     let keys = &source.keys;
     let places = match part {
         Part::Both => vec!["vision_config_dict.", "vision_config."],
+        // A classifier keeps the configuration of the model that its tower was taken from.
+        Part::Vision if !labels.is_empty() => vec!["vision_config_dict.", "vision_config."],
         Part::Text | Part::Vision => vec![""],
     };
     let object = Object { keys, places };
@@ -450,6 +481,7 @@ fn vision(source: &Source, kind: Kind, part: Part) -> Result<Vision, ModelError>
         patch_size,
         side,
         use_head: keys.opt(&object.name("vision_use_head"))?.unwrap_or(true),
+        labels,
         tower,
     })
 }
@@ -462,23 +494,41 @@ fn build(source: Source) -> Result<TextModel, ModelError> {
         Some("siglip2") => Kind::Siglip2,
         _ => Kind::Clip,
     };
+    let keys = &source.keys;
+    let class = match keys.value("architectures") {
+        Some(Value::Array(list)) => match list.get(0) {
+            Some(Value::String(class)) => class,
+            _ => String::new(),
+        },
+        _ => String::new(),
+    };
+    let classifier = match class.split_once("For").map(|(_, head)| head) {
+        None => false,
+        Some("ImageClassification") => true,
+        Some(_) => {
+            let want = "towers without a further head and ImageClassification are supported";
+            return Err(keys.wrong("architectures", want.to_owned()));
+        }
+    };
     let part = match name.split_once('_') {
+        _ if classifier => Part::Vision,
         Some((_, "text_model")) => Part::Text,
         Some((_, "vision_model")) => Part::Vision,
         _ => Part::Both,
     };
-    let keys = &source.keys;
-    if let Some(Value::Array(list)) = keys.value("architectures")
-        && let Some(Value::String(class)) = list.get(0)
-        && class.contains("For")
-    {
-        let want = "only towers without a further head are supported".to_owned();
-        return Err(keys.wrong("architectures", want));
+    let mut labels = Vec::new();
+    let mut scores = Scores::Plain;
+    if classifier {
+        labels = encoder::labels(keys)?;
+        scores = encoder::scores(keys, labels.len())?;
+        for object in ["text_config", "text_config_dict"] {
+            keys.harmless_under(object);
+        }
     }
     // How the scale of logits begins before training, and sizes that the towers say too.
     keys.harmless(&["logit_scale_init_value", "projection_dim"]);
     let text = (part != Part::Vision).then(|| text(&source, kind, part)).transpose()?;
-    let vision = (part != Part::Text).then(|| vision(&source, kind, part)).transpose()?;
+    let vision = (part != Part::Text).then(|| vision(&source, kind, part, labels)).transpose()?;
 
     let Source { family, keys, mut weights, .. } = source;
     let mut warnings = keys.finish(family.name)?;
@@ -521,8 +571,8 @@ fn build(source: Source) -> Result<TextModel, ModelError> {
         let graph;
         (graph, weights) = m.finish();
         let embeds = match weights.has("visual_projection.weight") || kind != Kind::Clip {
-            true => vision.tower.projection,
-            false => 0,
+            true if !classifier => vision.tower.projection,
+            _ => 0,
         };
         model.pictures = Some(Box::new(PictureTower {
             graph,
@@ -534,6 +584,8 @@ fn build(source: Source) -> Result<TextModel, ModelError> {
                 places,
                 hidden_size: width,
                 embeds,
+                labels: vision.labels.clone(),
+                scores,
             },
         }));
     }

@@ -21,6 +21,7 @@ pub(crate) static FAMILY: Family = Family {
         let info = EncoderInfo {
             token_types: config.type_vocab_size,
             relative: config.relative,
+            convolved: config.convolution.map_or(0, |c| c.kernel),
             ..EncoderInfo::with_head(config.head, &config.labels, config.scores)
         };
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
@@ -51,6 +52,8 @@ struct Config {
     activation: Activation,
     pooler_activation: Activation,
     pooler_hidden_size: usize,
+    /// What the first layer's output is joined by.
+    convolution: Option<Convolution>,
     layer_norm_eps: f32,
     head: Head,
     labels: Vec<String>,
@@ -58,6 +61,34 @@ struct Config {
     /// The first form of the head for masked words.
     legacy: bool,
     prefix: &'static str,
+}
+
+/// A convolution over the embedded tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Convolution {
+    /// Tokens under it, an odd number.
+    kernel: usize,
+    groups: usize,
+    activation: Activation,
+}
+
+impl Convolution {
+    fn read(keys: &Keys, width: usize) -> Result<Option<Convolution>, ModelError> {
+        let activation = Activation::read(keys, "conv_act", Activation::Tanh)?;
+        let groups = keys.opt_size("conv_groups")?.unwrap_or(1);
+        let kernel = keys.opt::<usize>("conv_kernel_size")?.unwrap_or(0);
+        if kernel == 0 {
+            return Ok(None);
+        }
+        if !width.is_multiple_of(groups) {
+            return Err(keys.wrong("conv_groups", format!("it must divide the width {width}")));
+        }
+        if kernel % 2 == 0 || kernel > 255 {
+            let want = "it must be odd, so that there are as many tokens after it, and below 256";
+            return Err(keys.wrong("conv_kernel_size", want.into()));
+        }
+        Ok(Some(Convolution { kernel, groups, activation }))
+    }
 }
 
 impl Config {
@@ -79,8 +110,7 @@ impl Config {
         let max_position_embeddings = keys.opt_size("max_position_embeddings")?.unwrap_or(512);
         let biased = keys.opt("position_biased_input")?.unwrap_or(true);
         let kinds = kinds(keys)?;
-        keys.only("conv_kernel_size", 0usize)?;
-        keys.harmless(&["conv_act", "conv_groups", "pooler_dropout", "tie_word_embeddings"]);
+        keys.harmless(&["pooler_dropout", "tie_word_embeddings"]);
         let labels = encoder::labels(keys)?;
         let norms = keys.opt::<&str>("norm_rel_ebd")?.unwrap_or("none").to_lowercase();
         let prefixed = source.weights.has("deberta.embeddings.word_embeddings.weight");
@@ -105,6 +135,7 @@ impl Config {
             activation: Activation::read(keys, "hidden_act", Activation::GeluErf)?,
             pooler_activation: Activation::read(keys, "pooler_hidden_act", Activation::GeluErf)?,
             pooler_hidden_size: keys.opt_size("pooler_hidden_size")?.unwrap_or(hidden_size),
+            convolution: Convolution::read(keys, hidden_size)?,
             layer_norm_eps: keys.opt_positive("layer_norm_eps")?.unwrap_or(1e-7),
             head: encoder::head(keys)?,
             scores: encoder::scores(keys, labels.len())?,
@@ -206,6 +237,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         }
         _ => None,
     };
+    let embedded = x;
     for layer in 0..num_hidden_layers {
         let own = |name: &str| named(&format!("encoder.layer.{layer}.{name}"));
         let part = |m: &mut Encoder, x: ValueId, name: &str| -> Built {
@@ -236,6 +268,13 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         let f = m.linear(f, &own("output.dense"), hidden_size)?;
         let f = m.add(h, f)?;
         x = m.layer_norm(f, &own("output.LayerNorm"), eps)?;
+        if let (0, Some(conv)) = (layer, config.convolution) {
+            let shape = [conv.kernel, conv.groups];
+            let c = m.convolve_tokens(embedded, &named("encoder.conv.conv"), shape)?; // [T, hidden]
+            let c = m.activate(c, conv.activation)?;
+            let c = m.add(x, c)?;
+            x = m.layer_norm(c, &named("encoder.conv.LayerNorm"), eps)?;
+        }
     }
     m.output(inputs::LAST_HIDDEN_STATE, x);
 
@@ -276,5 +315,5 @@ fn masked_head(config: &Config, m: &mut Encoder, x: ValueId, words: &str) -> Bui
     let table = if m.weights.has(&own) { own.as_str() } else { words };
     let own = format!("{decoder}.bias");
     let bias = if m.weights.has(bias) { bias } else { own.as_str() };
-    m.unembed(h, table, config.sizes.vocab_size, bias)
+    m.unembed(h, table, config.sizes.vocab_size, Some(bias))
 }

@@ -181,7 +181,8 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             let h = prediction(config, m, x)?;
             let own = "decoder.weight";
             let table = if m.weights.has(own) { own } else { &table };
-            m.unembed(h, table, vocab_size, "decoder.bias")? // [T, vocab]
+            let bias = Some("decoder.bias").filter(|bias| m.weights.has(bias));
+            m.unembed(h, table, vocab_size, bias)? // [T, vocab]
         }
     };
     m.output(inputs::LOGITS, logits);

@@ -2,7 +2,10 @@
 //!
 //! Papers: <https://arxiv.org/abs/2402.01613>, <https://arxiv.org/abs/2407.19669>. Reference:
 //! `NomicBertModel`, `GteModel` and their heads in Hugging Face transformers. The published
-//! config.json of Nomic BERT has the names of GPT-2; transformers 5 writes BERT's.
+//! config.json of Nomic BERT has the names of GPT-2; transformers 5 writes BERT's. GTE was published
+//! as `new`, with code of its own.
+
+use cyb_ir::ValueId;
 
 use crate::config_json;
 use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, Sizes};
@@ -12,7 +15,7 @@ use crate::{Family, ModelError, Template, inputs};
 
 pub(crate) static FAMILY: Family = Family {
     name: "nomic_bert",
-    names: &["nomic_bert", "gte"],
+    names: &["nomic_bert", "gte", "new"],
     template: Template::TextEncoder,
     sampling: Sampling::PLAIN,
     build: |source| {
@@ -25,25 +28,37 @@ pub(crate) static FAMILY: Family = Family {
     },
 };
 
-/// Names of tensors.
+/// Names of tensors: those of the published checkpoints, which transformers keeps when it saves, or
+/// those of its own modules.
 struct Names {
     embeddings_norm: &'static str,
     layers: &'static str,
-    qkv: &'static str,
+    qkv: Projections<3>,
     attention_out: &'static str,
     attention_norm: &'static str,
+    /// What is multiplied with the gate, and the gate.
+    up: Projections<2>,
     down: &'static str,
     out_norm: &'static str,
     /// Of the head for masked words: dense, norm, the output's weight and bias.
     masked: [&'static str; 4],
 }
 
+/// Projections of one input.
+#[derive(Clone, Copy)]
+enum Projections<const N: usize> {
+    /// One matrix, part after part.
+    Joined(&'static str),
+    Apart([&'static str; N]),
+}
+
 const NOMIC: Names = Names {
     embeddings_norm: "emb_ln",
     layers: "encoder.layers",
-    qkv: "attn.Wqkv",
+    qkv: Projections::Joined("attn.Wqkv"),
     attention_out: "attn.out_proj",
     attention_norm: "norm1",
+    up: Projections::Apart(["mlp.fc11", "mlp.fc12"]),
     down: "mlp.fc2",
     out_norm: "norm2",
     masked: [
@@ -57,12 +72,36 @@ const NOMIC: Names = Names {
 const GTE: Names = Names {
     embeddings_norm: "embeddings.LayerNorm",
     layers: "encoder.layer",
-    qkv: "attention.qkv_proj",
+    qkv: Projections::Joined("attention.qkv_proj"),
     attention_out: "attention.o_proj",
     attention_norm: "attn_ln",
+    up: Projections::Joined("mlp.up_gate_proj"),
     down: "mlp.down_proj",
     out_norm: "mlp_ln",
     masked: ["lm_head.dense", "lm_head.norm", "lm_head.decoder.weight", "lm_head.decoder.bias"],
+};
+
+/// Of the modules of transformers 5, as `state_dict` has them.
+const MODULES: Names = Names {
+    embeddings_norm: "embeddings.LayerNorm",
+    layers: "layers",
+    qkv: Projections::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    attention_out: "self_attn.o_proj",
+    attention_norm: "post_attention_layernorm",
+    up: Projections::Apart(["mlp.up_proj", "mlp.gate_proj"]),
+    down: "mlp.down_proj",
+    out_norm: "post_mlp_layernorm",
+    masked: NOMIC.masked,
+};
+
+const GTE_MODULES: Names = Names {
+    masked: [
+        "lm_head.dense",
+        "lm_head.layer_norm",
+        "lm_head.decoder.weight",
+        "lm_head.decoder.bias",
+    ],
+    ..MODULES
 };
 
 /// What a model of this family is made of.
@@ -100,7 +139,10 @@ impl Config {
                 return Err(keys.wrong("num_attention_heads", want));
             }
         };
-        let gte = keys.get::<&str>("model_type")? == "gte";
+        let gte = keys.get::<&str>("model_type")? != "nomic_bert";
+        keys.only("pack_qkv", true)?;
+        keys.only("layer_norm_type", "layer_norm")?;
+        keys.only("logn_attention_scale", false)?;
         let head = encoder::head(keys)?;
         let labels = encoder::labels(keys)?;
         keys.only("position_embedding_type", "rope")?;
@@ -130,6 +172,7 @@ impl Config {
             "fused_bias_fc",
             "fused_dropout_add_ln",
             "last_layer_subset",
+            "logn_attention_clip1",
             "max_trained_positions",
             "pad_vocab_size_multiple",
             "reorder_and_upcast_attn",
@@ -141,7 +184,9 @@ impl Config {
             "summary_type",
             "summary_use_proj",
             "tie_word_embeddings",
+            "unpad_inputs",
             "use_flash_attn",
+            "use_memory_efficient_attention",
             "use_xentropy",
         ]);
         let context_length = size("max_position_embeddings", "n_positions")?;
@@ -192,7 +237,13 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     let width = num_attention_heads.saturating_mul(head_dim);
     let rope = m.rope_table(&config.rope, context_length)?;
 
-    let names = if config.gte { &GTE } else { &NOMIC };
+    let modules = format!("{}layers.0.self_attn.q_proj.weight", config.prefix);
+    let names = match (config.gte, m.weights.has(&modules)) {
+        (false, false) => &NOMIC,
+        (true, false) => &GTE,
+        (false, true) => &MODULES,
+        (true, true) => &GTE_MODULES,
+    };
     let named = |name: &str| format!("{}{name}", config.prefix);
     let words = named("embeddings.word_embeddings.weight");
 
@@ -205,8 +256,9 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     x = m.layer_norm(x, &named(names.embeddings_norm), eps)?;
     for layer in 0..num_hidden_layers {
         let own = |name: &str| named(&format!("{}.{layer}.{name}", names.layers));
-        let qkv = m.linear(x, &own(names.qkv), width.saturating_mul(3))?;
-        let [q, k, v] = m.split_heads(qkv, num_attention_heads)?; // [T, heads, head_dim] each
+        let [q, k, v] = projected(m, x, names.qkv, &own, width)?; // [T, heads * head_dim] each
+        let mut heads = |x| m.heads(x, num_attention_heads);
+        let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?); // [T, heads, head_dim] each
         let (q, k) = (m.rope(q, &rope)?, m.rope(k, &rope)?);
         let a = m.attention([q, k, v], scale, None)?; // [T, heads * head_dim]
         let o = m.linear(a, &own(names.attention_out), hidden_size)?;
@@ -214,12 +266,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         let h = m.layer_norm(h, &own(names.attention_norm), eps)?;
 
         let inner = config.intermediate_size;
-        let (gate, up) = if config.gte {
-            let both = m.linear(h, &own("mlp.up_gate_proj"), inner.saturating_mul(2))?;
-            (m.b.slice(both, 1, inner, inner)?, m.b.slice(both, 1, 0usize, inner)?)
-        } else {
-            (m.linear(h, &own("mlp.fc12"), inner)?, m.linear(h, &own("mlp.fc11"), inner)?)
-        };
+        let [up, gate] = projected(m, h, names.up, &own, inner)?; // [T, intermediate] each
         let gate = m.activate(gate, config.activation)?;
         let f = m.mul(gate, up)?; // [T, intermediate]
         let f = m.linear(f, &own(names.down), hidden_size)?;
@@ -248,9 +295,34 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             let h = m.activate(h, activation)?;
             let h = m.layer_norm(h, norm, eps)?;
             let table = if m.weights.has(own) { own } else { &words };
-            m.unembed(h, table, vocab_size, bias)? // [T, vocab]
+            m.unembed(h, table, vocab_size, Some(bias))? // [T, vocab]
         }
     };
     m.output(inputs::LOGITS, logits);
     Ok(())
+}
+
+/// Projections of `x`, each `[T, width]`.
+fn projected<const N: usize>(
+    m: &mut Encoder,
+    x: ValueId,
+    names: Projections<N>,
+    own: &dyn Fn(&str) -> String,
+    width: usize,
+) -> Result<[ValueId; N], ModelError> {
+    let mut parts = [x; N];
+    match names {
+        Projections::Joined(name) => {
+            let all = m.linear(x, &own(name), width.saturating_mul(N))?;
+            for (i, part) in parts.iter_mut().enumerate() {
+                *part = m.b.slice(all, 1, i * width, width)?;
+            }
+        }
+        Projections::Apart(names) => {
+            for (part, name) in parts.iter_mut().zip(names) {
+                *part = m.linear(x, &own(name), width)?;
+            }
+        }
+    }
+    Ok(parts)
 }

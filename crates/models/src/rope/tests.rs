@@ -115,3 +115,19 @@ fn divisors_say_the_same_as_the_parameters_they_come_from() {
         assert!((got - want).abs() <= 1e-6 * want);
     }
 }
+
+/// The slowest pair is stretched by the factor itself, the fastest least; the exponents of pair i are
+/// `(2i + 2) / dims`, or `((i + 1) / (dims / 2)) ^ mixed`.
+#[test]
+fn fixed_ntk_stretches_from_the_fastest_to_the_slowest_pair() {
+    for mixed in [None, Some(0.625), Some(1.0)] {
+        let rope = |scaling| Rope { theta: 20_000.0, dims: 12, style: Style::Half, scaling };
+        let plain = rope(Scaling::None).turn(0).frequencies;
+        let turn = rope(Scaling::FixedNtk { factor: 8.0, mixed }).turn(0);
+        for (i, (got, plain)) in turn.frequencies.iter().zip(&plain).enumerate() {
+            let exponent = ((i + 1) as f32 / 6.0).powf(mixed.unwrap_or(1.0));
+            let want = plain / 8f32.powf(exponent);
+            assert!((got - want).abs() <= 2e-6 * want, "{mixed:?} {i}: {got} {want}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
-//! `soma-runtime bench` measures prefill and decode, or whole runs of an ONNX model.
+//! `soma-runtime bench` measures prefill and decode, or whole runs of an encoder or an ONNX model.
 
+mod encoder;
 mod forward;
 mod peer;
 
@@ -21,7 +22,7 @@ pub(crate) struct Arguments {
     /// A model of this shape with random weights, such as llama-8b:q4_k
     #[arg(long, value_name = "FAMILY:QUANT", conflicts_with = "model")]
     synthetic: Option<String>,
-    /// Tokens of a prompt
+    /// Tokens of a prompt, or of each text of an encoder's batch
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt_tokens: usize,
     /// Tokens made one by one
@@ -30,7 +31,7 @@ pub(crate) struct Arguments {
     /// Tokens in the context before either begins
     #[arg(long, value_name = "N", default_value_t = 0)]
     depth: usize,
-    /// Sequences decoded at once
+    /// Sequences decoded at once, or texts of an encoder's batch
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
     /// How often each is measured
@@ -42,8 +43,8 @@ pub(crate) struct Arguments {
     /// For an ONNX model: the size of a named dimension of made-up inputs, otherwise 1
     #[arg(long, value_name = "NAME=N", conflicts_with = "inputs")]
     dim: Vec<String>,
-    /// Measure llama.cpp, or ONNX Runtime, on the same file too, and print both (needs the Python
-    /// package llama-cpp-python or onnxruntime)
+    /// Measure llama.cpp, ONNX Runtime, or PyTorch for an encoder, on the same file too, and print
+    /// both (needs the Python package llama-cpp-python, onnxruntime or transformers)
     #[arg(long, conflicts_with = "synthetic")]
     compare: bool,
     /// The Python that has the package
@@ -61,15 +62,21 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     if arguments.inputs.is_some() || !arguments.dim.is_empty() {
         return Err(Failure::usage("--inputs and --dim are for ONNX models"));
     }
-    if arguments.compare {
-        peer::check(&arguments.python)?;
-    }
     let backend = runtime.backend();
     let options = LoadOptions { without_template: true, ..LoadOptions::default() };
     let model = match &arguments.synthetic {
         Some(spec) => runtime.synthetic(spec)?,
         None => runtime.load_with(settings.model(), options)?,
     };
+    if model.task().is_some() {
+        if arguments.compare {
+            peer::check_torch(&arguments.python)?;
+        }
+        return encoder::run(common, arguments, &runtime, model);
+    }
+    if arguments.compare {
+        peer::check(&arguments.python)?;
+    }
     let options = BenchOptions {
         prompt_tokens: arguments.prompt_tokens,
         gen_tokens: arguments.gen_tokens,

@@ -1,9 +1,9 @@
-//! `bench --compare`: llama.cpp or ONNX Runtime measured beside, through its Python package.
+//! `bench --compare`: llama.cpp, ONNX Runtime or PyTorch measured beside, through its Python package.
 
 use std::path::Path;
 use std::process::Command;
 
-use cyb_llm::{BenchOptions, Spread};
+use cyb_llm::{BenchOptions, EncoderBenchOptions, Spread};
 use serde::Deserialize;
 
 use crate::failure::Failure;
@@ -31,15 +31,18 @@ pub(super) struct Peer {
 /// The program that measures ONNX Runtime.
 const ONNX_SCRIPT: &str = include_str!("peer_onnx.py");
 
+/// The program that measures PyTorch.
+const TORCH_SCRIPT: &str = include_str!("peer_torch.py");
+
 #[derive(Debug, Deserialize)]
-struct OnnxReport {
+struct RunReport {
     version: String,
     run_ms: Vec<f64>,
     peak_memory_mb: f64,
 }
 
-/// What was measured of ONNX Runtime.
-pub(super) struct OnnxPeer {
+/// What was measured of whole runs of ONNX Runtime or PyTorch.
+pub(super) struct RunPeer {
     pub(super) name: String,
     pub(super) run_ms: Spread,
     pub(super) peak_memory_mb: f64,
@@ -54,6 +57,7 @@ struct Package {
 
 const LLAMA: Package = Package { peer: "llama.cpp", package: "llama-cpp-python" };
 const ONNX: Package = Package { peer: "ONNX Runtime", package: "onnxruntime" };
+const TORCH: Package = Package { peer: "PyTorch", package: "transformers with torch" };
 
 /// Whether llama.cpp is there, asked before anything is measured.
 pub(super) fn check(python: &str) -> Result<(), Failure> {
@@ -63,6 +67,11 @@ pub(super) fn check(python: &str) -> Result<(), Failure> {
 /// Whether ONNX Runtime is there.
 pub(super) fn check_onnx(python: &str) -> Result<(), Failure> {
     start(ONNX, python, &["import onnxruntime"]).map(drop)
+}
+
+/// Whether PyTorch and transformers are there.
+pub(super) fn check_torch(python: &str) -> Result<(), Failure> {
+    start(TORCH, python, &["import torch, transformers"]).map(drop)
 }
 
 /// What a script printed.
@@ -117,19 +126,41 @@ pub(super) fn measure_onnx(
     inputs: &Path,
     threads: usize,
     repeat: usize,
-) -> Result<OnnxPeer, Failure> {
+) -> Result<RunPeer, Failure> {
     let words = [model.display().to_string(), inputs.display().to_string()];
     let words = words.into_iter().chain([threads.to_string(), repeat.to_string()]);
-    let words: Vec<String> = words.collect();
-    let mut arguments = vec![ONNX_SCRIPT];
+    measure_runs(ONNX, ONNX_SCRIPT, python, words.collect())
+}
+
+/// Runs PyTorch on a directory with the same sizes and threads.
+pub(super) fn measure_torch(
+    python: &str,
+    model: &Path,
+    threads: usize,
+    options: &EncoderBenchOptions,
+) -> Result<RunPeer, Failure> {
+    let EncoderBenchOptions { batch, tokens, repeat } = *options;
+    let numbers = [threads, batch, tokens, repeat].map(|n| n.to_string());
+    let words = [model.display().to_string()].into_iter().chain(numbers);
+    measure_runs(TORCH, TORCH_SCRIPT, python, words.collect())
+}
+
+fn measure_runs(
+    package: Package,
+    script: &str,
+    python: &str,
+    words: Vec<String>,
+) -> Result<RunPeer, Failure> {
+    let mut arguments = vec![script];
     arguments.extend(words.iter().map(String::as_str));
-    let text = start(ONNX, python, &arguments)?;
-    let report = text.lines().last().and_then(|line| serde_json::from_str::<OnnxReport>(line).ok());
+    let text = start(package, python, &arguments)?;
+    let report = text.lines().last().and_then(|line| serde_json::from_str::<RunReport>(line).ok());
     let report = report.ok_or_else(|| {
-        Failure::work(format!("the measurement of ONNX Runtime with {python} printed no report"))
+        let peer = package.peer;
+        Failure::work(format!("the measurement of {peer} with {python} printed no report"))
     })?;
-    Ok(OnnxPeer {
-        name: format!("ONNX Runtime ({})", report.version),
+    Ok(RunPeer {
+        name: format!("{} ({})", package.peer, report.version),
         run_ms: Spread::of(report.run_ms),
         peak_memory_mb: report.peak_memory_mb,
     })
