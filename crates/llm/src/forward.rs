@@ -343,7 +343,9 @@ impl Model {
         }
         let max_tokens = u32::try_from(n).ok();
         let params = SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::neutral() };
-        let context = self.context_for(ids.len() + n.saturating_sub(1), max_tokens)?;
+        // The last token is made and not read, so it needs no place.
+        let read = ids.len().saturating_add(n.saturating_sub(1));
+        let context = self.context_for(read, Some(0))?.max(read + usize::from(n > 0));
         if n == 0 {
             return Ok(Vec::new());
         }
@@ -520,7 +522,7 @@ impl Model {
         };
         let ids = as_tensor(ids.into_iter().map(i64::from).collect())?;
         let mask = as_tensor(shown.into_iter().map(i64::from).collect())?;
-        let ones = Tensor::from_elems(DType::I64, more.shape().to_vec(), &vec![1; more.elems()])
+        let ones = Tensor::from_elems(DType::I64, more.shape().to_vec(), &vec![1i64; more.elems()])
             .map_err(|problem| Error::Value { what: "input", why: problem.to_string() })?;
         Ok(IndexMap::from_iter([
             ("input_ids".to_owned(), joined(&ids, more)?),

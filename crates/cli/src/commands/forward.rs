@@ -46,9 +46,19 @@ fn forward(runtime: &Runtime, model: &str, inputs: &Path, out: &Path) -> Result<
         return Ok(npz::write(out, arrays).map_err(cyb_llm::Error::from)?);
     }
     let tokens = inputs.get("input_ids").and_then(|ids| ids.shape().last().copied());
-    let context = tokens.filter(|&tokens| tokens > 0);
-    let options = LoadOptions { hidden_states: true, without_template: true, context };
-    let model = runtime.load_with(model, options)?;
+    let load = |context| {
+        let options = LoadOptions { hidden_states: true, without_template: true, context };
+        runtime.load_with(model, options)
+    };
+    let mut model = load(None)?;
+    // Longer texts than it is built for are those of a second set of rotary frequencies, if it has
+    // one.
+    if let Some(tokens) = tokens.filter(|&tokens| tokens > model.context_length())
+        && let Ok(longer) = load(Some(tokens))
+    {
+        runtime.unload(model.id())?;
+        model = longer;
+    }
     let result = model.forward(&inputs).map_err(Failure::from).and_then(|outputs| {
         let arrays = outputs.iter().map(|(name, tensor)| (name.as_str(), tensor));
         Ok(npz::write(out, arrays).map_err(cyb_llm::Error::from)?)
