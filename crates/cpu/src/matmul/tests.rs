@@ -387,12 +387,17 @@ fn wrong_weights_are_errors() {
 }
 
 /// The product of `case` in bfloat16 on `isa`.
-fn run_pairs(case: &Case, isa: AnyIsa, team: &Team, epilogue: Epilogue<'_>) -> Vec<f32> {
+fn run_pairs(
+    case: &Case,
+    source: Native<'_>,
+    isa: AnyIsa,
+    team: &Team,
+    epilogue: Epilogue<'_>,
+) -> Vec<f32> {
     let (mut memory, m) = (WeightMemory::new(), case.m());
-    let Case { dtype, n, k, ref weights, ref x } = *case;
+    let Case { n, k, ref x, .. } = *case;
     let packed =
-        PackedMatrix::pack_for(Compute::Bf16, &mut memory, team, dtype, [n, k], weights, &|_| ())
-            .unwrap();
+        PackedMatrix::pack_for(Compute::Bf16, &mut memory, team, [n, k], source, &|_| ()).unwrap();
     assert!(packed.takes_pairs() && !packed.takes_quantized());
     let mut stored = vec![0u32; PairRows::bytes(m, k).div_ceil(4)];
     // SAFETY: it has room for the rows and outlives them.
@@ -439,16 +444,27 @@ fn products_in_bfloat16_have_the_bits_of_their_definition() {
                 }));
             }
         }
+        let plain = native(dtype, &case.weights);
+        if turns(dtype) {
+            let size = dtype.layout().bytes;
+            let value = |i: usize, r: usize| case.weights[(r * k + i) * size..][..size].to_vec();
+            let bytes: Vec<u8> = (0..k)
+                .flat_map(|i| (0..n).flat_map(|r| value(i, r)).collect::<Vec<u8>>())
+                .collect();
+            let source = Native { dtype, bytes: &bytes, turned: true };
+            let got = run_pairs(&case, source, AnyIsa::best(), &one, Epilogue::default());
+            assert_eq!(got, run_pairs(&case, plain, AnyIsa::best(), &one, Epilogue::default()));
+        }
         for &isa in AnyIsa::detect() {
             for team in [&one, &two] {
-                let got = run_pairs(&case, isa, team, Epilogue::default());
+                let got = run_pairs(&case, plain, isa, team, Epilogue::default());
                 let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{dtype} {m} x {n} x {k} on {}", isa.kind());
             }
         }
         let bias: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
         let epilogue = Epilogue { bias: Some(&bias), residual: None };
-        let got = run_pairs(&case, AnyIsa::best(), &two, epilogue);
+        let got = run_pairs(&case, plain, AnyIsa::best(), &two, epilogue);
         assert!(got.iter().zip(&want).enumerate().all(|(i, (a, b))| *a == b + bias[i % n]));
     }
 }
@@ -460,7 +476,7 @@ fn quantised_weights_stay_what_they_are_in_bfloat16() {
     let bytes = vec![0; DType::Q8_0.bytes_for(64).unwrap()];
     let of = |dtype: DType, bytes: &[u8], memory: &mut WeightMemory| {
         let shape = [2, 32];
-        PackedMatrix::pack_for(Compute::Bf16, memory, &team, dtype, shape, bytes, &|_| ())
+        PackedMatrix::pack_for(Compute::Bf16, memory, &team, shape, native(dtype, bytes), &|_| ())
     };
     let packed = of(DType::Q8_0, &bytes, &mut memory).unwrap();
     assert!(packed.takes_quantized() && !packed.takes_pairs());
