@@ -187,7 +187,7 @@ impl Model {
                 None => i as u32,
             };
             let turns = stepper.turn_by(there.iter().map(place).collect());
-            if !turns && !(side_by_side && batch.positions.is_empty()) {
+            if !(turns || side_by_side && batch.positions.is_empty()) {
                 let why = format!(
                     "{} was loaded without hidden states; load it with LoadOptions.hidden_states",
                     self.package().name()

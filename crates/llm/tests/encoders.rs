@@ -257,12 +257,12 @@ fn positions_can_be_given() {
             let mut inputs = plain.clone();
             let tensor = Tensor::from_elems(DType::I64, shape.clone(), &values).unwrap();
             inputs.insert("position_ids".to_owned(), tensor);
-            model.forward(&inputs)
+            inputs
         };
-        let same = with(positions(0)).unwrap();
+        let same = model.forward(&with(positions(0))).unwrap();
         let first = want.keys().next().unwrap();
         assert_eq!(same[first].to_f32_vec().unwrap(), want[first].to_f32_vec().unwrap(), "{name}");
-        let moved = with(positions(3)).unwrap();
+        let moved = model.forward(&with(positions(3))).unwrap();
         let moved = moved[first].to_f32_vec().unwrap();
         if name == "eurobert" {
             // Turned by their distance, tokens do not see a shift.
@@ -271,7 +271,7 @@ fn positions_can_be_given() {
         } else {
             assert!(error(&moved, &want[first].to_f32_vec().unwrap()) > 1e-2, "{name}");
         }
-        let error = with(vec![400; ids.len()]).unwrap_err().to_string();
+        let error = model.forward(&with(vec![400; ids.len()])).unwrap_err().to_string();
         assert!(error.contains("position_ids") && error.contains("400"), "{error}");
     }
 }

@@ -48,7 +48,7 @@ fn forward(runtime: &Runtime, model: &str, inputs: &Path, out: &Path) -> Result<
     let tokens = inputs.get("input_ids").and_then(|ids| ids.shape().last().copied());
     let load = |context| {
         let options = LoadOptions { hidden_states: true, without_template: true, context };
-        runtime.load_with(model, options)
+        runtime.load_with(model, options).map_err(Failure::from)
     };
     let mut model = load(None)?;
     // Longer texts than it is built for are those of a second set of rotary frequencies, if it has
