@@ -3,15 +3,18 @@
 //! A tile is 16 rows of the weights; lane `r` of every vector is row `r`. Codes lie in vectors of
 //! 64 bytes that hold 4 consecutive `k` of each row (a *step*), so a 32-block is 8 steps. Narrow
 //! codes share bytes the way the file's own format does (element `k` with element `k + 16`, `k +
-//! 32` or `k + 64`), so that re-tiling moves 4-byte pieces and touches no bit. A tile is a few
-//! planes, each contiguous: codes, higher code bits, scales.
+//! 32` or `k + 64`), so that re-tiling moves 4-byte pieces. Further bits of codes are gathered into
+//! steps of their own, one or two a block. A tile is a row of *spans* of a few 32-blocks, and what
+//! is in a span lies in the order in which it is needed first: a tile is one stream from its first
+//! byte to its last, which the CPU's own prefetching keeps up with.
 //!
 //! The value of a weight is `scale * (code - OFFSET) + min`.
 
 use cyb_simd::Isa;
 
-/// Unpacks the tiles of one format. Blocks are 32 values; `j` is the block's index modulo
-/// [`UNROLL`](Codec::UNROLL) (a literal in the callers, so that shifts become immediates).
+/// Unpacks the spans of one format. Blocks are 32 values, counted inside the span; `j` is the
+/// block's index modulo [`UNROLL`](Codec::UNROLL) (a literal in the callers, so that shifts become
+/// immediates).
 pub(super) trait Codec: Copy {
     /// Values that share a scale: 16 or 32.
     const GROUP: usize;
@@ -20,26 +23,31 @@ pub(super) trait Codec: Copy {
     const SIGNED: bool = false;
     const OFFSET: i32;
     const MINS: bool = false;
-    /// 32-blocks that share what `head` loads: 1 or 8.
-    const SUPER: usize = 1;
+    /// 32-blocks of a span, which share what `head` loads; the last one of a tile may have fewer.
+    const SPAN: usize;
     /// Blocks whose codes share bytes: 1, 2 or 4.
     const UNROLL: usize = 1;
     /// Whether codes come from two planes, so that unpacking takes longer than a field of one load.
     const SPLIT: bool = false;
-    /// Bytes of a tile for eight blocks, and those of its codes; 0 for weights that are in the cache
-    /// already.
-    const STREAM: usize = 0;
-    const CODES: usize = 0;
+    /// Whether one row of activations takes a tile at an even pace, which a CPU's own prefetching
+    /// keeps up with; asking for it besides takes a quarter of the speed. Where many blocks share
+    /// bytes it comes in bursts.
+    const EVEN: bool = Self::UNROLL + (Self::SPLIT as usize) <= 2;
+    /// Bytes of a span; 0 for weights that are in the cache already.
+    const SPAN_BYTES: usize = 0;
     type Head<S: Isa>: Copy;
 
-    /// The first byte of the tile.
+    /// The span `i` further on.
+    fn span(self, i: usize) -> Self;
+
+    /// The first byte of the span.
     fn start(self) -> *const u8 {
         std::ptr::null()
     }
 
     /// # Safety
-    /// All functions: block indices are inside the tile.
-    unsafe fn head<S: Isa>(self, s: S, superblock: usize) -> Self::Head<S>;
+    /// All functions: the span is inside the tile, and the block inside the span.
+    unsafe fn head<S: Isa>(self, s: S) -> Self::Head<S>;
     /// Step `g` of 8 of a block.
     unsafe fn codes<S: Isa>(self, s: S, block: usize, j: usize, g: usize) -> S::B;
     /// Scales of the `half`th group of a block.
@@ -122,81 +130,93 @@ unsafe fn crumbs<S: Isa>(
     field(s, v, j % 4 * 2, 2, to)
 }
 
-/// Step `g` of a block of single bits: 32 bytes a row hold eight blocks.
-#[inline(always)]
-unsafe fn bits<S: Isa>(s: S, plane: *const u8, block: usize, g: usize, to: usize) -> S::B {
-    let bit = block % 8;
-    // SAFETY: the caller's contract: the block is inside the plane.
-    let v = unsafe { s.load_b(plane.add((block - bit + g) * STEP)) };
-    // Shifting by a variable costs no more than the loads that unrolling would save.
-    s.shl_b(s.and_b(s.shr_b(v, bit as u32), s.splat_b(1)), to as u32)
-}
-
-/// Where the planes of a tile lie: (bytes a 32-block, for each plane), in order.
+/// Where the planes of a span lie: (bytes a 32-block, for each plane), in order.
 macro_rules! planes {
-    ($name:ident { $($plane:ident: $bytes:expr),+ }) => {
+    ($name:ident, span $span:literal { $($plane:ident: $bytes:expr),+ }) => {
         #[derive(Clone, Copy)]
         pub(super) struct $name { $($plane: *const u8),+ }
 
         impl $name {
-            /// Bytes of a tile of `blocks` 32-blocks.
-            pub(super) const fn tile_bytes(blocks: usize) -> usize {
-                0 $(+ $bytes * blocks / 8)+
-            }
+            const SPAN: usize = $span;
+            const SPAN_BYTES: usize = (0 $(+ $bytes * $span / 8)+).next_multiple_of(STEP);
 
+            pub(super) const LAYOUT: Layout = Layout {
+                span: $span,
+                bytes: Self::SPAN_BYTES,
+                planes: &{
+                    let mut at = 0;
+                    [$({ let start = at; at += $bytes * $span / 8; let _ = at; start }),+]
+                },
+            };
+
+            /// The first span of a tile.
+            ///
             /// # Safety
-            /// `tile` is valid for reading `tile_bytes(blocks)` bytes.
+            /// `tile` is valid for reading [`Layout::tile_bytes`].
             #[inline(always)]
             #[allow(unused_assignments, reason = "the last plane's end")]
-            pub(super) unsafe fn at(tile: *const u8, blocks: usize) -> $name {
+            pub(super) unsafe fn at(tile: *const u8) -> $name {
                 let mut at = 0;
                 $(
-                    // SAFETY: planes follow one another inside the tile.
+                    // SAFETY: planes follow one another inside the span.
                     let $plane = unsafe { tile.add(at) };
-                    at += $bytes * blocks / 8;
+                    at += $bytes * $span / 8;
                 )+
                 $name { $($plane),+ }
             }
-
-            /// Bytes of the first plane for eight 32-blocks.
-            const FIRST: usize = [$($bytes),+][0];
 
             const fn first(self) -> *const u8 {
                 let first = [$(self.$plane),+];
                 first[0]
             }
-
-            /// Byte offsets of the planes.
-            pub(super) fn offsets(blocks: usize) -> Vec<usize> {
-                let mut at = 0;
-                [$($bytes),+].iter().map(|bytes| { let start = at; at += bytes * blocks / 8; start }).collect()
-            }
         }
     };
 }
 
+/// How tiles of a format are laid out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// 32-blocks of a span.
+    pub(super) span: usize,
+    /// Bytes of a span.
+    pub(super) bytes: usize,
+    /// Byte offsets of the planes in a span.
+    pub(super) planes: &'static [usize],
+}
+
+impl Layout {
+    /// Bytes of a tile of `blocks` 32-blocks.
+    pub(super) fn tile_bytes(&self, blocks: usize) -> usize {
+        blocks.div_ceil(self.span) * self.bytes
+    }
+}
+
 // Bytes are for eight 32-blocks, so that what is shared by a superblock counts whole.
-planes!(Q4_0 { codes: 8 * 4 * STEP, scales: 8 * HALVES });
-planes!(Q4_1 { codes: 8 * 4 * STEP, scales: 8 * HALVES, mins: 8 * HALVES });
-planes!(Q5_0 { codes: 8 * 4 * STEP, high: 8 * STEP, scales: 8 * HALVES });
-planes!(Q5_1 { codes: 8 * 4 * STEP, high: 8 * STEP, scales: 8 * HALVES, mins: 8 * HALVES });
-planes!(Q8_0 { codes: 8 * 8 * STEP, scales: 8 * HALVES });
-planes!(Iq4Nl { codes: 8 * 4 * STEP, scales: 8 * HALVES });
-planes!(Mxfp4 { codes: 8 * 4 * STEP, scales: 8 * HALVES });
-planes!(Q2K { codes: 16 * STEP, scales: 16 * ROWS, d: HALVES, dmin: HALVES });
-planes!(Q3K { codes: 16 * STEP, high: 8 * STEP, scales: 16 * ROWS, d: HALVES });
-planes!(Q4K { codes: 32 * STEP, scales: 8 * ROWS, mins: 8 * ROWS, d: HALVES, dmin: HALVES });
-planes!(Q5K {
-    codes: 32 * STEP,
-    high: 8 * STEP,
+planes!(Q4_0, span 2 { scales: 8 * HALVES, codes: 8 * 4 * STEP });
+planes!(Q4_1, span 2 { scales: 8 * HALVES, mins: 8 * HALVES, codes: 8 * 4 * STEP });
+planes!(Q5_0, span 2 { scales: 8 * HALVES, high: 8 * STEP, codes: 8 * 4 * STEP });
+planes!(Q5_1, span 2 { scales: 8 * HALVES, mins: 8 * HALVES, high: 8 * STEP, codes: 8 * 4 * STEP });
+planes!(Q8_0, span 2 { scales: 8 * HALVES, codes: 8 * 8 * STEP });
+planes!(Iq4Nl, span 2 { scales: 8 * HALVES, codes: 8 * 4 * STEP });
+planes!(Mxfp4, span 2 { scales: 8 * HALVES, codes: 8 * 4 * STEP });
+planes!(Q2K, span 8 { d: HALVES, dmin: HALVES, scales: 16 * ROWS, codes: 16 * STEP });
+planes!(Q3K, span 8 { d: HALVES, scales: 16 * ROWS, codes: 24 * STEP });
+planes!(Q4K, span 8 { d: HALVES, dmin: HALVES, scales: 8 * ROWS, mins: 8 * ROWS, codes: 32 * STEP });
+planes!(Q5K, span 8 {
+    d: HALVES,
+    dmin: HALVES,
     scales: 8 * ROWS,
     mins: 8 * ROWS,
-    d: HALVES,
-    dmin: HALVES
+    codes: 40 * STEP
 });
-planes!(Q6K { codes: 32 * STEP, high: 16 * STEP, scales: 16 * ROWS, d: HALVES });
-planes!(Iq4Xs { codes: 32 * STEP, scales: 8 * ROWS, d: HALVES });
-planes!(Tq2_0 { codes: 16 * STEP, d: HALVES });
+planes!(Q6K, span 8 { d: HALVES, scales: 16 * ROWS, codes: 48 * STEP });
+planes!(Iq4Xs, span 8 { d: HALVES, scales: 8 * ROWS, codes: 32 * STEP });
+planes!(Tq2_0, span 8 { d: HALVES, codes: 16 * STEP });
+
+/// The step of bits of each of four blocks of `Q3_K`.
+pub(super) const BITS_OF_Q3: [usize; 4] = [0, 9, 10, 11];
+/// The first of the two steps of bits of each of four blocks of `Q6_K`.
+pub(super) const BITS_OF_Q6: [usize; 4] = [0, 10, 20, 22];
 
 /// The values of `IQ4_NL` and `IQ4_XS` codes.
 const NONLINEAR: [i8; 16] =
@@ -207,8 +227,8 @@ const FP4: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
 macro_rules! codec {
     (
         $name:ident, group $group:literal, max $max:expr, offset $offset:expr
-        $(, signed $signed:literal)? $(, split $split:literal)? $(, super $super:literal unroll $unroll:literal)?;
-        head($s:ident, $sb:ident, $self0:ident): ($($head:ty),*) = $head_expr:expr;
+        $(, signed $signed:literal)? $(, split $split:literal)? $(, unroll $unroll:literal)?;
+        head($s:ident, $self0:ident): ($($head:ty),*) = $head_expr:expr;
         codes($self1:ident, $block1:ident, $j:ident, $g:ident) = $codes:expr;
         scale($self2:ident, $h2:ident, $block2:ident, $half2:ident) = $scale:expr;
         $(min($self3:ident, $h3:ident, $block3:ident, $half3:ident) = $min:expr;)?
@@ -219,12 +239,17 @@ macro_rules! codec {
             const OFFSET: i32 = $offset;
             $(const SIGNED: bool = $signed;)?
             $(const SPLIT: bool = $split;)?
-            $(const SUPER: usize = $super;
-            const UNROLL: usize = $unroll;)?
+            const SPAN: usize = $name::SPAN;
+            $(const UNROLL: usize = $unroll;)?
             $(const MINS: bool = { let _ = stringify!($min); true };)?
-            const STREAM: usize = $name::tile_bytes(8);
-            const CODES: usize = $name::FIRST;
+            const SPAN_BYTES: usize = $name::SPAN_BYTES;
             type Head<S: Isa> = ($($head,)*);
+
+            #[inline(always)]
+            fn span(self, i: usize) -> $name {
+                // SAFETY: planes are where they are in the first span.
+                unsafe { $name::at(self.first().wrapping_add(i * $name::SPAN_BYTES)) }
+            }
 
             #[inline(always)]
             fn start(self) -> *const u8 {
@@ -232,10 +257,10 @@ macro_rules! codec {
             }
 
             #[inline(always)]
-            unsafe fn head<S: Isa>($self0, $s: S, $sb: usize) -> Self::Head<S> {
+            unsafe fn head<S: Isa>($self0, $s: S) -> Self::Head<S> {
                 // SAFETY: the caller's contract.
                 #[allow(unused_unsafe, reason = "formats without a head")]
-                unsafe { let _ = ($s, $sb); $head_expr }
+                unsafe { let _ = $s; $head_expr }
             }
             #[inline(always)]
             unsafe fn codes<S: Isa>($self1, $s: S, $block1: usize, $j: usize, $g: usize) -> S::B {
@@ -261,20 +286,20 @@ macro_rules! codec {
 
 codec! {
     Q4_0, group 32, max 15, offset 8;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = nibbles_16(s, self.codes, block, g);
     scale(self, h, block, half) = halves(s, self.scales.add(block * HALVES));
 }
 codec! {
     Q4_1, group 32, max 15, offset 0;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = nibbles_16(s, self.codes, block, g);
     scale(self, h, block, half) = halves(s, self.scales.add(block * HALVES));
     min(self, h, block, half) = halves(s, self.mins.add(block * HALVES));
 }
 codec! {
     Q5_0, group 32, max 31, offset 16, split true;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = {
         let high = field(s, s.load_b(self.high.add(block * STEP)), g, 1, 4);
         s.or_b(nibbles_16(s, self.codes, block, g), high)
@@ -283,7 +308,7 @@ codec! {
 }
 codec! {
     Q5_1, group 32, max 31, offset 0, split true;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = {
         let high = field(s, s.load_b(self.high.add(block * STEP)), g, 1, 4);
         s.or_b(nibbles_16(s, self.codes, block, g), high)
@@ -293,26 +318,26 @@ codec! {
 }
 codec! {
     Q8_0, group 32, max 127, offset 0, signed true;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = s.load_b(self.codes.add((block * 8 + g) * STEP));
     scale(self, h, block, half) = halves(s, self.scales.add(block * HALVES));
 }
 codec! {
     Iq4Nl, group 32, max 127, offset 0, signed true;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = s.lookup_b(&NONLINEAR, nibbles_16(s, self.codes, block, g));
     scale(self, h, block, half) = halves(s, self.scales.add(block * HALVES));
 }
 codec! {
     Mxfp4, group 32, max 24, offset 12;
-    head(s, sb, self): () = ();
+    head(s, self): () = ();
     codes(self, block, j, g) = s.lookup_b(&FP4, nibbles_16(s, self.codes, block, g));
     scale(self, h, block, half) = s.load_bf16(self.scales.add(block * HALVES).cast());
 }
 codec! {
-    Q2K, group 16, max 3, offset 0, super 8 unroll 4;
-    head(s, sb, self): (S::F, S::F) =
-        (halves(s, self.d.add(sb * HALVES)), s.neg(halves(s, self.dmin.add(sb * HALVES))));
+    Q2K, group 16, max 3, offset 0, unroll 4;
+    head(s, self): (S::F, S::F) =
+        (halves(s, self.d), s.neg(halves(s, self.dmin)));
     codes(self, block, j, g) = crumbs(s, self.codes, block, j, g, 0);
     scale(self, h, block, half) = {
         let both = s.load_u8(self.scales.add((2 * block + half) * ROWS));
@@ -324,55 +349,61 @@ codec! {
     };
 }
 codec! {
-    Q3K, group 16, max 7, offset 4, split true, super 8 unroll 4;
-    head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
-    codes(self, block, j, g) = s.or_b(
-        crumbs(s, self.codes, block, j, g, 0),
-        bits(s, self.high, block, g, 2),
-    );
-    scale(self, h, block, half) =
-        s.mul(h.0, signed_bytes(s, self.scales.add((2 * block + half) * ROWS)));
-}
-codec! {
-    Q4K, group 32, max 15, offset 0, super 8 unroll 2;
-    head(s, sb, self): (S::F, S::F) =
-        (halves(s, self.d.add(sb * HALVES)), s.neg(halves(s, self.dmin.add(sb * HALVES))));
-    codes(self, block, j, g) = nibbles_32(s, self.codes, block, j, g);
-    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
-    min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
-}
-codec! {
-    Q5K, group 32, max 31, offset 0, split true, super 8 unroll 2;
-    head(s, sb, self): (S::F, S::F) =
-        (halves(s, self.d.add(sb * HALVES)), s.neg(halves(s, self.dmin.add(sb * HALVES))));
-    codes(self, block, j, g) = s.or_b(
-        nibbles_32(s, self.codes, block, j, g),
-        bits(s, self.high, block, g, 4),
-    );
-    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
-    min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
-}
-codec! {
-    Q6K, group 16, max 63, offset 32, split true, super 8 unroll 4;
-    head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
+    Q3K, group 16, max 7, offset 4, split true, unroll 4;
+    head(s, self): (S::F) = (halves(s, self.d),);
     codes(self, block, j, g) = {
-        // 64 bytes a row hold four blocks: elements 0..64 low, 64..128 high.
-        let at = (block - j % 4) * 4 + j % 2 * 8 + g;
-        let low = field(s, s.load_b(self.codes.add(at * STEP)), j % 4 / 2 * 4, 4, 0);
-        s.or_b(low, crumbs(s, self.high, block, j, g, 4))
+        // Four blocks: the bits of the first, the codes of all, the bits of the others.
+        let plane = self.codes.add((block - j % 4) * 3 * STEP);
+        let bits = s.load_b(plane.add(BITS_OF_Q3[j % 4] * STEP));
+        s.or_b(crumbs(s, plane.add(STEP), j % 4, j, g, 0), field(s, bits, g, 1, 2))
     };
     scale(self, h, block, half) =
         s.mul(h.0, signed_bytes(s, self.scales.add((2 * block + half) * ROWS)));
 }
 codec! {
-    Iq4Xs, group 32, max 127, offset 0, signed true, super 8 unroll 1;
-    head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
+    Q4K, group 32, max 15, offset 0, unroll 2;
+    head(s, self): (S::F, S::F) =
+        (halves(s, self.d), s.neg(halves(s, self.dmin)));
+    codes(self, block, j, g) = nibbles_32(s, self.codes, block, j, g);
+    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
+    min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
+}
+codec! {
+    Q5K, group 32, max 31, offset 0, split true, unroll 2;
+    head(s, self): (S::F, S::F) = (halves(s, self.d), s.neg(halves(s, self.dmin)));
+    codes(self, block, j, g) = {
+        // Two blocks: the bits of each, the codes of both.
+        let plane = self.codes.add((block - j % 2) * 5 * STEP);
+        let bits = s.load_b(plane.add(j % 2 * STEP));
+        s.or_b(nibbles_32(s, plane.add(2 * STEP), j % 2, j, g), field(s, bits, g, 1, 4))
+    };
+    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
+    min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
+}
+codec! {
+    Q6K, group 16, max 63, offset 32, split true, unroll 4;
+    head(s, self): (S::F) = (halves(s, self.d),);
+    codes(self, block, j, g) = {
+        // Four blocks: two steps of bits and the codes of the first and third, the same of the second
+        // and fourth, then the bits of the third and fourth.
+        let plane = self.codes.add((block - j % 4) * 6 * STEP);
+        let codes = s.load_b(plane.add((j % 2 * 10 + 2 + g) * STEP));
+        let bits = s.load_b(plane.add((BITS_OF_Q6[j % 4] + g / 4) * STEP));
+        let low = field(s, codes, j % 4 / 2 * 4, 4, 0);
+        s.or_b(low, field(s, bits, g % 4 * 2, 2, 4))
+    };
+    scale(self, h, block, half) =
+        s.mul(h.0, signed_bytes(s, self.scales.add((2 * block + half) * ROWS)));
+}
+codec! {
+    Iq4Xs, group 32, max 127, offset 0, signed true;
+    head(s, self): (S::F) = (halves(s, self.d),);
     codes(self, block, j, g) = s.lookup_b(&NONLINEAR, nibbles_16(s, self.codes, block, g));
     scale(self, h, block, half) = s.mul(h.0, signed_bytes(s, self.scales.add(block * ROWS)));
 }
 codec! {
-    Tq2_0, group 32, max 3, offset 1, super 8 unroll 4;
-    head(s, sb, self): (S::F) = (halves(s, self.d.add(sb * HALVES)),);
+    Tq2_0, group 32, max 3, offset 1, unroll 4;
+    head(s, self): (S::F) = (halves(s, self.d),);
     codes(self, block, j, g) = crumbs(s, self.codes, block, j, g, 0);
     scale(self, h, block, half) = h.0;
 }
@@ -398,13 +429,24 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
     // Any code that folds as often.
     const MAX_CODE: u32 = 127 / FOLD as u32;
     const SIGNED: bool = SIGNED;
+    const SPAN: usize = 1;
     /// Stands for whatever offset: unsigned formats have either that or minima.
     const OFFSET: i32 = if SIGNED || MINS { 0 } else { 1 };
     const MINS: bool = MINS;
     type Head<S: Isa> = ();
 
     #[inline(always)]
-    unsafe fn head<S: Isa>(self, _s: S, _superblock: usize) {}
+    fn span(self, i: usize) -> Self {
+        let groups = i * (32 / GROUP) * ROWS;
+        Unpacked {
+            codes: self.codes.wrapping_add(i * 8 * STEP),
+            scales: self.scales.wrapping_add(groups),
+            mins: self.mins.wrapping_add(groups),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn head<S: Isa>(self, _s: S) {}
     #[inline(always)]
     unsafe fn codes<S: Isa>(self, s: S, block: usize, _j: usize, g: usize) -> S::B {
         // SAFETY: the caller's contract.

@@ -25,9 +25,8 @@ pub(super) const FEW: usize = 2;
 /// Rows that [`streamed`] multiplies at once.
 pub(super) const WIDE_ROWS: usize = 2 * INTERLEAVE;
 
-/// How far ahead of its use a stream of weights is asked for. A tile is several short streams, for
-/// which a CPU's own prefetching starts too late.
-const AHEAD: usize = 16 << 10;
+/// How far ahead of its use a stream of weights is asked for.
+const AHEAD: usize = 8 << 10;
 const CACHE_LINE: usize = 64;
 
 /// The part of a format that the product depends on once codes are unpacked.
@@ -125,13 +124,16 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     w: C,
     head: C::Head<S>,
     x: Groups,
-    block: usize,
-    j: usize,
+    (span, here, j): (usize, usize, usize),
     acc: &mut [S::F; T],
 ) {
+    // The block in the row; `here` in its span.
+    let block = span * C::SPAN + here;
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
-    ask_ahead(s, w, block);
+    if const { T > 1 || !C::EVEN } {
+        ask_ahead(s, w, here);
+    }
     let mut dots = [s.dot_start(0); T];
     unroll!(S: g in 0..8; {
         let half = g / steps;
@@ -143,7 +145,7 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
                     dots[t] = s.dot_start(init::<S, C, I>(x, t, block, half));
                 }
             }
-            let codes = w.codes(s, block, j, g);
+            let codes = w.codes(s, here, j, g);
             for t in 0..T {
                 let at = (block * I + t % I) * BLOCK + 4 * g;
                 let xs = s.load_x(x[t / I].codes.add(at));
@@ -154,14 +156,14 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
                 };
             }
             if (g + 1).is_multiple_of(steps) {
-                let scale = w.scale(s, head, block, half);
+                let scale = w.scale(s, head, here, half);
                 for t in 0..T {
                     let sum = s.dot_finish(dots[t], init::<S, C, I>(x, t, block, half));
                     let xs = s.splat(*x[t / I].scales.add(block * I + t % I));
                     acc[t] = s.fma(s.to_float(sum), s.mul(scale, xs), acc[t]);
                 }
                 if C::MINS {
-                    let min = w.min(s, head, block, half);
+                    let min = w.min(s, head, here, half);
                     for t in 0..T {
                         let x = x[t / I];
                         let sum = if C::GROUP == BLOCK {
@@ -181,11 +183,12 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     });
 }
 
-/// Asks for what a block will need [`AHEAD`] bytes further on, of weights that are a stream.
+/// Asks for what lies [`AHEAD`] bytes further on than a block, as much as a block.
 #[inline(always)]
-fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, block: usize) {
-    let ahead = w.start().wrapping_add(block * C::STREAM / 8 + AHEAD);
-    for line in 0..const { (C::STREAM / 8).div_ceil(CACHE_LINE) } {
+fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, here: usize) {
+    let bytes = const { C::SPAN_BYTES / C::SPAN };
+    let ahead = w.start().wrapping_add(here * bytes + AHEAD);
+    for line in 0..const { (C::SPAN_BYTES / C::SPAN).div_ceil(CACHE_LINE) } {
         s.prefetch(ahead.wrapping_add(line * CACHE_LINE));
     }
 }
@@ -202,19 +205,21 @@ unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
     blocks: usize,
     acc: &mut [S::F; T],
 ) {
-    for sb in 0..blocks / C::SUPER {
+    for span in 0..blocks.div_ceil(C::SPAN) {
+        let w = w.span(span);
         // SAFETY: the caller's contract.
-        let head = unsafe { w.head(s, sb) };
-        for first in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
+        let head = unsafe { w.head(s) };
+        for first in (0..C::SPAN.min(blocks - span * C::SPAN)).step_by(C::UNROLL) {
             unroll!(S: j in 0..C::UNROLL; {
+                let at = (span, first + j, j);
                 // SAFETY: the caller's contract.
-                unsafe { block_product::<S, C, T, I>(s, w, head, x, first + j, j, acc) };
+                unsafe { block_product::<S, C, T, I>(s, w, head, x, at, acc) };
             });
         }
     }
 }
 
-/// Unpacks `blocks` 32-blocks from `first` (a multiple of the superblock).
+/// Unpacks `blocks` 32-blocks from `first` (a multiple of the span).
 ///
 /// # Safety
 /// The tile holds the blocks, and the target has room: `8 * STEP` codes a block, `ROWS` scales
@@ -222,13 +227,14 @@ unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
 #[inline(always)]
 pub(super) unsafe fn unpack<S: Isa, C: Codec>(s: S, w: C, first: usize, blocks: usize, to: Target) {
     let groups = BLOCK / C::GROUP;
-    for sb in first / C::SUPER..(first + blocks) / C::SUPER {
+    for span in 0..blocks.div_ceil(C::SPAN) {
+        let w = w.span(first / C::SPAN + span);
         // SAFETY: the caller's contract.
-        let head = unsafe { w.head(s, sb) };
-        for base in (sb * C::SUPER..(sb + 1) * C::SUPER).step_by(C::UNROLL) {
+        let head = unsafe { w.head(s) };
+        for base in (0..C::SPAN.min(blocks - span * C::SPAN)).step_by(C::UNROLL) {
             unroll!(S: j in 0..C::UNROLL; {
                 let block = base + j;
-                let at = block - first;
+                let at = span * C::SPAN + block;
                 ask_ahead(s, w, block);
                 // SAFETY: the caller's contract.
                 unsafe {
@@ -355,8 +361,8 @@ pub(super) trait Weights<S: Isa> {
     /// # Safety
     /// The tile holds the blocks, and `to` has room for them.
     unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target);
-    /// Where the codes of the blocks from `first` on lie, and their bytes a block; 0 if unknown.
-    fn codes_at(&self, first: usize) -> (*const u8, usize);
+    /// Where the blocks from `first` on lie, and how many bytes `blocks` of them are; 0 if unknown.
+    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize);
 }
 
 /// Puts the products of the tile `w` with the rows `first_row..first_row + rows` (at most
@@ -380,8 +386,7 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     let shape = w.shape();
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
-        let (codes, bytes) = w.codes_at(first + blocks);
-        let next = (codes, bytes * STRETCH.min(x.blocks() - first - blocks));
+        let next = w.bytes_of(first + blocks, STRETCH.min(x.blocks() - first - blocks));
         let stretch = Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums, next };
         // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
         // caller's contract.
@@ -411,20 +416,20 @@ struct Stretch<'a> {
     weights: Target,
     /// [`TOKENS`] rows of sums.
     sums: *mut f32,
-    /// The codes that will be unpacked next, and their bytes.
+    /// What will be unpacked next, and its bytes.
     next: (*const u8, usize),
 }
 
 impl Stretch<'_> {
-    /// Asks for a share of the codes that will be unpacked next, one of as many as there are groups
+    /// Asks for a share of what will be unpacked next, one of as many as there are groups
     /// of rows, so that they arrive while this stretch is multiplied.
     #[inline(always)]
     fn ask_next<S: Isa>(&self, s: S, group: usize) {
         let groups = self.rows.div_ceil(INTERLEAVE);
-        let (codes, bytes) = self.next;
+        let (start, bytes) = self.next;
         let lines = bytes / CACHE_LINE;
         for line in lines * group / groups..lines * (group + 1) / groups {
-            s.prefetch(codes.wrapping_add(line * CACHE_LINE));
+            s.prefetch(start.wrapping_add(line * CACHE_LINE));
         }
     }
 

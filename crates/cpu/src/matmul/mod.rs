@@ -90,7 +90,7 @@ pub enum Compute {
 #[derive(Clone, Debug)]
 enum Form {
     /// Tiles of a quantised format.
-    Tiles(retile::Plan),
+    Tiles(codec::Layout),
     /// The file's blocks, unpacked when used; the bytes of a row.
     Native {
         row_bytes: usize,
@@ -154,11 +154,8 @@ impl PackedMatrix {
         }
         let float = |bytes| k.checked_mul(ROWS * bytes).ok_or(PackError::Shape { dtype, n, k });
         let (form, tile_bytes) = if dtype.is_quantized() {
-            match retile::plan(dtype, k / BLOCK) {
-                Some(plan) => {
-                    let tile_bytes = plan.tile_bytes;
-                    (Form::Tiles(plan), tile_bytes)
-                }
+            match retile::layout(dtype) {
+                Some(layout) => (Form::Tiles(layout), layout.tile_bytes(k / BLOCK)),
                 None => (Form::Native { row_bytes }, row_bytes * ROWS),
             }
         } else {
@@ -231,10 +228,6 @@ impl PackedMatrix {
     fn tiles(&self) -> usize {
         self.n.div_ceil(ROWS)
     }
-
-    fn blocks(&self) -> usize {
-        self.k / BLOCK
-    }
 }
 
 /// Whether a matrix of this dtype may be packed from [k, n]: a tile's values for one k then lie
@@ -292,8 +285,8 @@ fn fill(
                             }
                         }
                         _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
-                        Form::Tiles(plan) => {
-                            retile::tile(dtype, plan, &std::array::from_fn(row), k / BLOCK, out);
+                        Form::Tiles(layout) => {
+                            retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
                         }
                         Form::Native { .. } => {
                             out.copy_from_slice(&bytes[start..start + len]);
@@ -548,7 +541,7 @@ struct Tiled<'a, C> {
     sink: Sink<'a>,
     worker: &'a Worker<'a>,
     counter: &'a AtomicUsize,
-    at: unsafe fn(*const u8, usize) -> C,
+    at: unsafe fn(*const u8) -> C,
 }
 
 impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
@@ -557,11 +550,9 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
         let Tiled { w, x, sink, worker, counter, at } = self;
-        let blocks = w.blocks();
         // SAFETY: tiles follow one another in the region.
-        let codec = |tile: usize| unsafe {
-            at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes), blocks)
-        };
+        let codec =
+            |tile: usize| unsafe { at(w.region.as_slice().as_ptr().add(tile * w.tile_bytes)) };
         let rows = x.rows();
         if rows <= FEW {
             let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
@@ -612,8 +603,8 @@ impl<S: Isa, C: codec::Codec> Weights<S> for Tile<C> {
         unsafe { kernel::unpack(s, self.0, first, blocks, to) }
     }
 
-    fn codes_at(&self, first: usize) -> (*const u8, usize) {
-        (self.0.start().wrapping_add(first * C::CODES / 8), C::CODES / 8)
+    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize) {
+        (self.0.span(first / C::SPAN).start(), blocks.div_ceil(C::SPAN) * C::SPAN_BYTES)
     }
 }
 
@@ -634,7 +625,7 @@ impl<S: Isa> Weights<S> for NativeTile<'_> {
         unsafe { self.unpack_scalar(first, blocks, to) }
     }
 
-    fn codes_at(&self, _first: usize) -> (*const u8, usize) {
+    fn bytes_of(&self, _first: usize, _blocks: usize) -> (*const u8, usize) {
         (std::ptr::null(), 0)
     }
 }

@@ -361,8 +361,8 @@ fn packed_weights_are_hardly_larger() {
         let packed =
             PackedMatrix::pack(&mut memory, &team, n, k, native(dtype, &bytes), &|_| ()).unwrap();
         let limit = match dtype {
-            // A byte of scale becomes two, a byte of element two.
-            DType::MXFP4 => 1.06,
+            // A byte of scale becomes two; 6-bit scales become bytes; a byte of element becomes two.
+            DType::MXFP4 | DType::Q3_K => 1.06,
             DType::F8E4M3 | DType::F8E5M2 => 2.0,
             _ => 1.04,
         };
