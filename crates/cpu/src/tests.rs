@@ -392,3 +392,25 @@ fn a_convolution_takes_constants_of_its_channels() {
     let jet = &cyb_jets::CONV_ACTIVATION;
     compare(jet, jet.tolerance, "constants", &want["y"], running.output(0).unwrap());
 }
+
+/// Gate and `up` become one step; the last product takes the activation and the residual.
+#[test]
+fn a_feed_forward_layer_is_two_steps() {
+    let mut b = cyb_ir::Builder::new();
+    let x = b.input("x", cyb_ir::Fact::new(DType::F32, [3, 64].map(Into::into)));
+    let mut random = Random(7);
+    let mut weight = |shape: &[usize]| filled(DType::F32, shape, &Fill::Normal(0.1), &mut random);
+    let weights = [[96, 64], [96, 64], [64, 96]].map(|shape| weight(&shape));
+    let [gate, up, down] = weights.map(|w| b.weight("w", w));
+    let none = cyb_ir::Attrs::new;
+    let gate = b.jet(&cyb_jets::LINEAR, none(), &[x, gate]).unwrap();
+    let up = b.jet(&cyb_jets::LINEAR, none(), &[x, up]).unwrap();
+    let y = b.jet(&cyb_jets::SWIGLU, none(), &[gate, up]).unwrap();
+    let y = b.jet(&cyb_jets::LINEAR, none(), &[y, down]).unwrap();
+    let y = b.jet(&cyb_jets::ADD, none(), &[x, y]).unwrap();
+    b.output("y", y);
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(team(1)));
+    let executor = Executor::prepare(b.finish(), &[backend], PrepareOptions::default()).unwrap();
+    let steps: Vec<&str> = executor.steps().iter().map(|s| s.op).collect();
+    assert_eq!(steps, ["linear_many", "gated_linear"]);
+}

@@ -1,17 +1,17 @@
-//! Placement on backends, and the sessions of a graph that is spread over them.
+//! The sessions of a graph that is spread over backends.
 //!
-//! Nodes are placed one by one on the first backend that has a kernel, with all users of a state on
-//! one backend. Runs of nodes with the same backend become segments; a value that crosses a border
+//! Runs of nodes with the same backend become segments; a value that crosses a border
 //! is an output of one segment and an input of another and travels through host memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use cyb_ir::{Builder, Fact, Graph, Op, Source, ValueId};
+use cyb_ir::{Builder, Fact, Graph, Source, ValueId};
 
+use crate::placement::place;
 use crate::{
-    Backend, Call, ExecError, MemoryUse, Observer, Passes, PlanMode, Program, Session, StateId,
-    StepInfo, StepTime, Symbols, optimize,
+    Backend, ExecError, MemoryUse, Observer, Passes, PlanMode, Program, Session, StateId, StepInfo,
+    StepTime, Symbols, optimize,
 };
 
 /// How a graph is prepared.
@@ -315,51 +315,6 @@ impl Running {
             scratch: a.scratch + b.scratch,
         })
     }
-}
-
-/// The layer that a label names.
-fn layer_of(label: &str) -> Option<usize> {
-    label.strip_prefix("blk.")?.split('.').next()?.parse().ok()
-}
-
-/// The backend of every node.
-fn place(
-    graph: &Graph,
-    backends: &[Arc<dyn Backend>],
-    device_layers: Option<usize>,
-) -> Result<Vec<usize>, ExecError> {
-    let mut past = device_layers == Some(0);
-    let mut by_state: HashMap<ValueId, usize> = HashMap::new();
-    let mut state_of: HashMap<ValueId, ValueId> = graph.states().map(|(_, v)| (v, v)).collect();
-    let mut places = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
-        let call = Call::of(graph, node);
-        let state = node.inputs.iter().find_map(|v| state_of.get(v).copied());
-        let has_kernel = |b: &&usize| backends[**b].kernel(&call).is_some();
-        past |= device_layers.zip(layer_of(&node.label)).is_some_and(|(n, layer)| layer >= n);
-        let first = if past { backends.len().saturating_sub(1) } else { 0 };
-        let all: Vec<usize> = (first..backends.len()).collect();
-        let atoms = |b: &&usize| backends[**b].runs_atoms();
-        let chosen = state
-            .and_then(|s| by_state.get(&s).copied())
-            .or_else(|| all.iter().find(has_kernel).copied())
-            .or_else(|| all.iter().find(atoms).copied());
-        let Some(chosen) = chosen else {
-            let facts: Vec<String> = call.inputs.iter().map(|f| f.to_string()).collect();
-            let op = node.op.name().to_owned();
-            return Err(ExecError::Unsupported { op, facts: facts.join(", ") });
-        };
-        if let Some(state) = state {
-            by_state.insert(state, chosen);
-            if let Op::Jet(jet, _) = &node.op {
-                for &(_, output) in jet.in_place {
-                    state_of.insert(node.outputs[output], state);
-                }
-            }
-        }
-        places.push(chosen);
-    }
-    Ok(places)
 }
 
 /// The graph cut where the backend changes.

@@ -7,7 +7,7 @@ use cyb_jets::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 
 use crate::{Backend, Call, fuse_conv};
 
-/// The rules, for backends of which one must have the kernel.
+/// The rules in their order, for backends of which one must have the kernel.
 pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
     let rule = |name, apply: fn(&Graph, NodeId) -> Option<Fused>| Rule {
         name,

@@ -13,6 +13,7 @@ mod executor;
 mod fuse;
 mod fuse_conv;
 mod passes;
+mod placement;
 mod plan;
 mod symbols;
 

@@ -36,8 +36,10 @@ pub fn optimize(
     }
     // After recognition, so that a jet's constants are still where its definition has them.
     graph = run(graph, &[folding()], &mut log)?;
-    // Last, since it takes whole jets.
-    graph = run(graph, &fuse::rules(backends), &mut log)?;
+    // Last, since it takes whole jets; rule by rule, since an earlier one has the first choice.
+    for rule in fuse::rules(backends) {
+        graph = run(graph, &[rule], &mut log)?;
+    }
     Ok((sweep(&graph)?, log))
 }
 
