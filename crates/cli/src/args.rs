@@ -44,6 +44,10 @@ pub(crate) struct Common {
     /// [default: f32]
     #[arg(long, global = true, value_name = "TYPE")]
     pub(crate) compute: Option<String>,
+    /// On a graphics processor, let nothing depend on how many tokens share a step; prompts and large
+    /// batches take longer
+    #[arg(long, global = true)]
+    pub(crate) batch_invariant: bool,
     /// Configuration file [default: soma/config.toml in the user's configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -22,6 +22,7 @@ const KNOWN: &[Known] = &[
     Known { name: "threads", variable: "SOMA_THREADS", default: "what the machine allows" },
     Known { name: "backend", variable: "SOMA_BACKEND", default: "auto" },
     Known { name: "gpu-layers", variable: "SOMA_GPU_LAYERS", default: "all" },
+    Known { name: "batch-invariant", variable: "SOMA_BATCH_INVARIANT", default: "false" },
     Known {
         name: "models",
         variable: "SOMA_MODELS",
@@ -96,6 +97,7 @@ impl Settings {
             ("backend", common.backend.as_deref()),
             ("gpu-layers", common.gpu_layers.as_deref()),
             ("compute", common.compute.as_deref()),
+            ("batch-invariant", common.batch_invariant.then_some("true")),
         ];
         let flags: BTreeMap<&str, &str> =
             given.iter().chain(flags).filter_map(|&(name, value)| Some((name, value?))).collect();
@@ -170,6 +172,9 @@ impl Settings {
                 .unwrap_or_default(),
             gpu_layers: self
                 .parsed("gpu-layers", "a number of layers", |text| text.parse().ok())?,
+            batch_invariant: self
+                .parsed("batch-invariant", "true or false", |text| text.parse().ok())?
+                .unwrap_or(auto.batch_invariant),
             kv_type: self
                 .parsed("kv-type", kv_types, |text| {
                     let dtype: DType = text.parse().ok()?;

@@ -241,7 +241,12 @@ fn linear(dtype: DType, m: usize, k: usize, n: usize) -> Call {
     Call { graph: b.finish(), leaves: BTreeMap::from([("x".into(), x)]) }
 }
 
-fn batches(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Report) {
+fn batches(
+    gpu: &[Arc<dyn Backend>],
+    invariant: &[Arc<dyn Backend>],
+    cpu: &[Arc<dyn Backend>],
+    report: &mut Report,
+) {
     use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
     let (k, n) = (2816, 200);
     for dtype in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32] {
@@ -255,6 +260,9 @@ fn batches(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repo
             report.check(&name, bad <= 1.0, || format!("{bad} times what is allowed"));
             let same = alone[..] == got[..alone.len()];
             report.check(&name, same || m > 8, || "a row alone has other bits".into());
+            let fixed = run(&call, invariant, 1).0.remove(0);
+            let fixed = alone[..] == fixed[..alone.len()];
+            report.check(&name, fixed, || "batch-invariant, a row alone has other bits".into());
             println!(
                 "{name:28} worst {bad:.3}, row alone {}",
                 if same { "same" } else { "differs" }
@@ -460,7 +468,7 @@ fn speed(gpu: &[Arc<dyn Backend>]) {
 }
 
 fn main() -> ExitCode {
-    let cuda = match CudaBackend::open() {
+    let cuda = match CudaBackend::open(false) {
         Ok(cuda) => cuda,
         Err(error) => {
             println!("{error}");
@@ -468,8 +476,10 @@ fn main() -> ExitCode {
         }
     };
     println!("{}", cuda.device());
+    let invariant: Arc<dyn Backend> = Arc::new(CudaBackend::open(true).unwrap());
     let cuda: Arc<dyn Backend> = Arc::new(cuda);
     let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(Arc::new(Team::new(8).unwrap())));
+    let invariant = [invariant, cpu.clone()];
     let (both, cpu) = ([cuda, cpu.clone()], [cpu]);
     if std::env::args().nth(1).is_some_and(|word| word == "speed") {
         speed(&both);
@@ -479,7 +489,7 @@ fn main() -> ExitCode {
     println!("seed {seed}");
     let mut report = Report::default();
     jets(&both, seed, &mut report);
-    batches(&both, &cpu, &mut report);
+    batches(&both, &invariant, &cpu, &mut report);
     layers(&both, &cpu, &mut report);
     let fresh = PlanMode::WriteNewOnly;
     let options = PrepareOptions { mode: fresh, ..PrepareOptions::default() };

@@ -44,9 +44,11 @@ extern "C" __global__ void __launch_bounds__(256) split_rows(
 // Rows as f16 of `padded` columns, a multiple of 16, for wide.cu. Each row is scaled by a power of
 // two that puts its largest value below 512, so that none overflows; `down` takes it back. The
 // columns of each 16 are in the order 0 1 4 5 8 9 12 13 2 3 6 7 10 11 14 15. With `kept` the block
-// has shared memory for the row.
+// has shared memory for the row. With `rounded` columns are rounded to the 8-bit codes that other
+// numbers of tokens are multiplied as, so that what a token gets hardly depends on how many there
+// are.
 extern "C" __global__ void __launch_bounds__(256) narrow_rows(
-    Source s, u16 *out, float *down, int k, int padded, int kept) {
+    Source s, u16 *out, float *down, int k, int padded, int kept, int rounded) {
     extern __shared__ __align__(16) float values[];
     __shared__ float scratch[32];
     wait_for_previous();
@@ -56,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) narrow_rows(
     for (int i = threadIdx.x * 4; i < padded; i += blockDim.x * 4) {
         float v[4];
         source4(s, row, k, i, scale, v);
+        if (rounded) round4(v);
         top = fmaxf(fmaxf(fmaxf(top, fabsf(v[0])), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
         if (kept) *(float4 *)(values + i) = make_float4(v[0], v[1], v[2], v[3]);
     }
@@ -68,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) narrow_rows(
             v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
         } else {
             source4(s, row, k, i, scale, v);
+            if (rounded) round4(v);
         }
         u32 *to = (u32 *)(out + row * padded + i / 16 * 16) + i % 16 / 4;
         to[0] = pack_halves(v[0] * up, v[1] * up);

@@ -66,14 +66,22 @@ __device__ __forceinline__ void attend(const Paged &p, const Rope &rope, const F
     int new_slot = ALONE ? fresh.slots[0] : -1;
     bool known = new_slot >= 0 && new_slot < p.n_slots;
 
-    // The slot of position 32 * warp + lane; those not seen are another's.
-    int base = split * SPLIT + warp * 32, slot = 0;
-    if (active) {
-        int at = min(max(base + lane, begin), end - 1);
-        slot = p.tables[(u64)row * p.blocks + at / p.block] * p.block + at % p.block;
-        slot = min(max(slot, 0), p.n_slots - 1);
-    }
+    // The slot of position 32 * warp + lane; those not seen are another's. With one sequence the table
+    // need not wait for the row's number.
+    int base = split * SPLIT + warp * 32, last = min(base + lane, p.blocks * p.block - 1);
+    int entry = 0;
+    if (p.blocks == 0 || p.sequences == 0) last = 0;
+    else if (p.sequences == 1) entry = p.tables[last / p.block];
+    else entry = p.tables[(u64)min(max(row, 0), p.sequences - 1) * p.blocks + last / p.block];
     bool busy = active && base < end && base + 32 > begin;
+    int slot = min(max(entry * p.block + last % p.block, 0), p.n_slots - 1);
+    slot = __shfl_sync(FULL, slot, busy ? min(max(base + lane, begin), end - 1) - base : lane);
+    // Values are asked for now and read after the scores.
+    if (busy) {
+        const u16 *values = (const u16 *)p.values + ((u64)slot * p.groups + group) * D;
+#pragma unroll
+        for (int i = 0; i < D; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + i));
+    }
     uint4 k[2][2][D / 32];
 #pragma unroll
     for (int s = 0; s < 2; s++)

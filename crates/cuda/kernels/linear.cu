@@ -134,6 +134,14 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     if (norm) load(s.other, w, start);
     wait_for_previous();
     load(s.x, x, start);
+    // What the first tile is added to.
+    float early = 0.0f;
+    if (threadIdx.x < 16 && walk.tile(0) < m.tiles) {
+        int local;
+        const Target &target = target_of(to, walk.tile(0), local);
+        int at = local * 16 + threadIdx.x;
+        if (target.residual && at < target.n) early = target.residual[at];
+    }
     if (norm) {
         float sum = 0.0f;
         for (int i0 = start;;) {
@@ -286,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
 #endif
             if (at < target.n) {
                 sum = biased(target, at, sum);
-                if (!to.paired) put(target, 0, at, sum);
+                if (!to.paired && target.residual && i == 0) target.out[at] = __fadd_rn(sum, early);
+                else if (!to.paired) put(target, 0, at, sum);
                 else if (i & 1) put(to.at[0], 0, at, __fmul_rn(activate(to.activation, kept), sum));
                 kept = sum;
             }

@@ -56,6 +56,13 @@ __device__ __forceinline__ Quad quantize4(const float v[4]) {
     return q;
 }
 
+// Four columns as a product of 8-bit codes sees them.
+__device__ __forceinline__ void round4(float v[4]) {
+    Quad q = quantize4(v);
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[j] = q.unit * (float)(i8)(q.codes >> (8 * j));
+}
+
 // The power of two that puts a row's largest value below 512.
 __device__ __forceinline__ float row_up(float top) {
     int exponent = (__float_as_int(top) >> 23 & 255) - 127;

@@ -81,6 +81,7 @@ pub(crate) struct Attention {
     /// `attend_each` and `attend_alone`, where the pools are f16 and the width is one of
     /// [`DECODE_WIDTHS`].
     decode: Option<[Function; 2]>,
+    batch_invariant: bool,
 }
 
 /// Bytes of shared memory of a block of `prefill.cu`: one or two tiles of keys and of values.
@@ -144,6 +145,7 @@ impl Attention {
             function,
             many,
             decode,
+            batch_invariant: b.device.batch_invariant,
         })
     }
 
@@ -192,9 +194,13 @@ impl Sizes {
 }
 
 impl Attention {
-    /// Whether tokens are done one by one: where there are few of them, or one a sequence.
+    /// Whether tokens are done one by one: where there are few of them, or one a sequence, or where
+    /// they always are.
     fn one_by_one(&self, s: &Sizes) -> bool {
-        self.many.is_none() || s.tokens <= FEW || (self.decode.is_some() && s.tokens <= s.sequences)
+        self.many.is_none()
+            || self.batch_invariant
+            || s.tokens <= FEW
+            || (self.decode.is_some() && s.tokens <= s.sequences)
     }
 
     fn paged(&self, t: &[Operand], s: &Sizes, queries: u64, out: u64, scratch: Scratch) -> Paged {

@@ -11,6 +11,7 @@
 mod attention;
 mod driver;
 mod elementwise;
+mod encoder;
 mod fold;
 mod linear;
 mod modules;

@@ -160,6 +160,8 @@ pub(crate) struct Linear {
     narrow: Function,
     split: Function,
     multiprocessors: usize,
+    /// Whether there is a choice of ways to multiply.
+    wide: bool,
     hopper: bool,
 }
 
@@ -234,6 +236,7 @@ impl Linear {
             quantize: device.function("activations", "quantize_rows")?,
             narrow,
             split: device.function("activations", "split_rows")?,
+            wide: device.gpu.is_hopper() && !device.batch_invariant,
             hopper: device.gpu.is_hopper(),
             multiprocessors: device.gpu.multiprocessors,
         })
@@ -262,7 +265,7 @@ impl Linear {
 
     /// Whether the float tensor cores do the products.
     fn is_wide(&self, rows: usize) -> bool {
-        self.hopper && rows > FEW
+        self.wide && rows > FEW
     }
 
     /// Splits of the columns, and chunks of each.
@@ -332,6 +335,7 @@ impl Linear {
                     k,
                     padded,
                     Parameter::int(usize::from(kept > 0)),
+                    Parameter::int(usize::from(!self.has_floats())),
                 ],
             );
             launch.shared = kept as u32;

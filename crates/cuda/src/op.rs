@@ -52,6 +52,8 @@ impl Operand {
 pub(crate) struct Device {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) modules: Modules,
+    /// Whether what a token gets must not depend on how many tokens share its step.
+    pub(crate) batch_invariant: bool,
 }
 
 impl Device {

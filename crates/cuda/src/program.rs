@@ -12,6 +12,7 @@ use cyb_tensor::DType;
 use crate::attention::{self, Attention};
 use crate::driver::{CudaError, Gpu, Memory};
 use crate::elementwise::{self, Small};
+use crate::encoder::{self, LayerNorm, PackedAttention};
 use crate::fold::{Folded, fold};
 use crate::linear::{self, Linear};
 use crate::modules::Modules;
@@ -19,7 +20,7 @@ use crate::op::{Before, Build, Device, MAX_RANK, Op, Operand, Row, Weights};
 use crate::session::CudaSession;
 
 /// Every kernel. Adding one is a row in its file.
-static KERNELS: &[&[Row]] = &[linear::ROWS, elementwise::ROWS, attention::ROWS];
+static KERNELS: &[&[Row]] = &[linear::ROWS, elementwise::ROWS, attention::ROWS, encoder::ROWS];
 
 /// The first NVIDIA GPU of this machine.
 #[derive(Debug)]
@@ -32,10 +33,13 @@ impl CudaBackend {
     /// the narrowest product of an 8B model.
     pub const STEP_TOKENS: usize = 2048;
 
+    /// With `batch_invariant` a token's bits depend on its own sequence only, not on how many other
+    /// tokens share a step; prompts and large batches then take longer.
+    ///
     /// # Errors
     /// There is no driver, or one too old; no GPU, or one too old.
-    pub fn open() -> Result<CudaBackend, CudaError> {
-        let device = Device { gpu: Gpu::open()?, modules: Modules::default() };
+    pub fn open(batch_invariant: bool) -> Result<CudaBackend, CudaError> {
+        let device = Device { gpu: Gpu::open()?, modules: Modules::default(), batch_invariant };
         Ok(CudaBackend { device: Arc::new(device) })
     }
 }
@@ -321,6 +325,8 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
                 let rope = rope.map(|r| &graph.nodes[r.rope]);
                 Box::new(Attention::build(&mut build, node, rope)?)
             }
+            "layernorm" => Box::new(LayerNorm::build(&build, node)?),
+            "sdpa_packed" => Box::new(PackedAttention::build(&build, node)?),
             _ => elementwise::build(&mut build, node)?,
         };
         // A product has its weights in its own layout.

@@ -9,7 +9,7 @@ use cyb_cpu::{Compute, CpuBackend};
 use cyb_cuda::CudaBackend;
 use cyb_exec::Backend;
 
-use crate::Error;
+use crate::{Config, Error};
 
 /// A backend by name, or the wish for the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,8 @@ impl BackendKind {
     }
 
     /// Opens the backend, with the processor behind it for what a device has no kernel for.
-    pub(crate) fn open(self, team: &Arc<Team>, compute: Compute) -> Result<Opened, Error> {
+    pub(crate) fn open(self, team: &Arc<Team>, config: &Config) -> Result<Opened, Error> {
+        let Config { compute, batch_invariant, .. } = *config;
         let cpu = || -> Arc<dyn Backend> {
             Arc::new(CpuBackend::new(Arc::clone(team)).computing(compute))
         };
@@ -69,9 +70,11 @@ impl BackendKind {
                 let why = "it does not compute in bf16; use the backend cpu".to_owned();
                 Err(Error::Backend { kind: self, why })
             }
-            BackendKind::Auto => Ok(CudaBackend::open().map_or_else(|_| on_cpu(), on_gpu)),
+            BackendKind::Auto => {
+                Ok(CudaBackend::open(batch_invariant).map_or_else(|_| on_cpu(), on_gpu))
+            }
             BackendKind::Cpu => Ok(on_cpu()),
-            BackendKind::Cuda => CudaBackend::open()
+            BackendKind::Cuda => CudaBackend::open(batch_invariant)
                 .map(on_gpu)
                 .map_err(|error| Error::Backend { kind: self, why: error.to_string() }),
             BackendKind::Atoms => {
@@ -131,7 +134,7 @@ pub(crate) fn survey(team: &Arc<Team>, used: &str) -> Vec<BackendInfo> {
     let named = BackendKind::ALL.into_iter().filter(|&kind| kind != BackendKind::Auto);
     named
         .map(|kind| {
-            let opened = kind.open(team, Compute::F32);
+            let opened = kind.open(team, &Config::auto());
             let device = opened.as_ref().ok().and_then(|o| Some(o.backends.first()?.device()));
             let obstacle = match opened {
                 Ok(_) => None,

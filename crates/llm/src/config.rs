@@ -18,6 +18,9 @@ pub struct Config {
     /// How many of a text model's layers run on a graphics processor, the others and the output head
     /// on the processor; `None` for all.
     pub gpu_layers: Option<usize>,
+    /// Whether a token's bits on a graphics processor must not depend on how many other tokens share
+    /// its steps, as they never do on the processor; prompts then take longer.
+    pub batch_invariant: bool,
     /// How keys and values of past tokens are stored: `F32`, `F16`, `BF16`, `Q8_0` or `Q4_0`.
     pub kv_type: DType,
     /// What products with floating-point weights are computed in, on the processor. In bfloat16 both
@@ -47,6 +50,7 @@ impl Config {
             threads: None,
             backend: BackendKind::Auto,
             gpu_layers: None,
+            batch_invariant: false,
             kv_type: DType::F16,
             compute: Compute::F32,
             models_dir: None,

@@ -42,7 +42,7 @@ impl Runtime {
         let team = Team::new(threads)
             .map_err(|error| Error::Threads { threads, why: error.to_string() })?;
         let team = Arc::new(team);
-        let Opened { backends, step_tokens } = config.backend.open(&team, config.compute)?;
+        let Opened { backends, step_tokens } = config.backend.open(&team, &config)?;
         config.chunk.get_or_insert(step_tokens);
         let models_dir = config.models_dir.clone().or_else(library::default_models_dir);
         Ok(Runtime { config, team, backends, models_dir, loaded: Mutex::default() })
