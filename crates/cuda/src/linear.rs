@@ -123,6 +123,9 @@ struct Matrix {
     products: Vec<Product>,
 }
 
+/// Columns up to which each block prepares a single row by itself: every one of them reads all of it.
+const ALONE: usize = 12288;
+
 /// A kernel of `linear.cu` and how many of its blocks a multiprocessor holds.
 #[derive(Clone, Copy, Debug)]
 struct Block {
@@ -260,7 +263,7 @@ impl Linear {
             Before::Gated(_) => false,
         };
         let fits = self.k.is_multiple_of(4) && self.matrices.iter().all(|m| m.one.is_some());
-        rows == 1 && simple && fits
+        rows == 1 && simple && fits && self.k <= ALONE
     }
 
     /// Whether the float tensor cores do the products.
