@@ -46,6 +46,8 @@ impl Random {
         let mut bytes = Vec::new();
         match dtype {
             DType::Bool => bytes.extend(floats.iter().map(|&v| u8::from(v != 0.0))),
+            DType::U8 => floats.iter().for_each(|&v| bytes.push(v as u8)),
+            DType::I8 => floats.iter().for_each(|&v| bytes.push((v as i8).cast_unsigned())),
             DType::I32 => floats.iter().for_each(|&v| bytes.extend((v as i32).to_le_bytes())),
             DType::I64 => floats.iter().for_each(|&v| bytes.extend((v as i64).to_le_bytes())),
             _ if cyb_tensor::quant::can_encode(dtype) => {

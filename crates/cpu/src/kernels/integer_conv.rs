@@ -360,10 +360,20 @@ impl Unit<'_> {
             let (stride, lead) = (conv.strides[2], conv.lead[2]);
             let start = run.place[2] * stride + tap[2] * conv.dilations[2];
             // Outputs before the row, then those inside.
-            let skip = lead.saturating_sub(start).div_ceil(stride).min(run.len);
-            let from = (start + skip * stride).saturating_sub(lead);
-            let inside = width.saturating_sub(from).div_ceil(stride).min(run.len - skip);
-            to[..skip].fill(self.zero);
+            let (skip, from, inside);
+            if stride == 1 {
+                // Without divisions, which would take longer than all else here.
+                skip = lead.saturating_sub(start).min(run.len);
+                from = (start + skip).saturating_sub(lead);
+                inside = width.saturating_sub(from).min(run.len - skip);
+            } else {
+                skip = lead.saturating_sub(start).div_ceil(stride).min(run.len);
+                from = (start + skip * stride).saturating_sub(lead);
+                inside = width.saturating_sub(from).div_ceil(stride).min(run.len - skip);
+            }
+            if skip > 0 {
+                to[..skip].fill(self.zero);
+            }
             if stride == 1 {
                 // A copy of fixed length is two instructions; what it writes too much is written
                 // again.
@@ -380,7 +390,9 @@ impl Unit<'_> {
                 let each = codes.iter().step_by(stride);
                 to[skip..skip + inside].iter_mut().zip(each).for_each(|(slot, &code)| *slot = code);
             }
-            to[skip + inside..run.len].fill(self.zero);
+            if skip + inside < run.len {
+                to[skip + inside..run.len].fill(self.zero);
+            }
         }
     }
 }
