@@ -286,6 +286,10 @@ pub(super) unsafe fn run<S: Isa>(s: S, code: Code, dtype: DType, at: &Places) {
             }
             Code::Select if dtype.layout().bytes == 4 => select::<u32>(at),
             Code::Exp(kind) if dtype == DType::F32 => exp_f32(s, kind, at),
+            // What decodes 8-bit codes and scales exact sums.
+            Code::Cast(DType::F32) if dtype == DType::U8 => map!(at, u8, f32, |x| f32::from(x)),
+            Code::Cast(DType::F32) if dtype == DType::I8 => map!(at, i8, f32, |x| f32::from(x)),
+            Code::Cast(DType::F32) if dtype == DType::I32 => map!(at, i32, f32, |x| x as f32),
             Code::Silu => vectors!(s, at, math::silu),
             Code::Sigmoid => vectors!(s, at, math::sigmoid),
             Code::Tanh => vectors!(s, at, math::tanh),
