@@ -66,8 +66,11 @@ fn fail(path: &Path) -> impl Fn(String) -> FormatError + '_ {
 }
 
 fn read(path: &Path) -> Result<Option<toml::Table>, FormatError> {
-    if !path.is_file() {
-        return Ok(None);
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() && found.len() == 0 => return Ok(Some(toml::Table::new())),
+        Ok(found) if found.is_file() => {}
+        // What cannot be looked at is not there.
+        Ok(_) | Err(_) => return Ok(None),
     }
     let file = MappedFile::open(path)?;
     let text = std::str::from_utf8(file.bytes()).map_err(|e| fail(path)(e.to_string()))?;

@@ -123,6 +123,11 @@ impl EncoderRunner {
         })
     }
 
+    /// Whether the graph asks for positions, which a user may then give.
+    pub(crate) fn takes_positions(&self) -> bool {
+        self.inputs.iter().any(|(_, port)| matches!(port, Port::Positions))
+    }
+
     pub(crate) fn memory(&self) -> MemoryUse {
         self.running.memory()
     }

@@ -383,11 +383,16 @@ impl Model {
 
     fn read_batch(&self, inputs: &IndexMap<String, Tensor>) -> Result<Batch, Error> {
         let types = self.encoder().map(|(info, _)| info.token_types);
+        let positioned = match self.encoder() {
+            Some((_, runner)) => runner.lock().map_err(|_| Error::Poisoned)?.takes_positions(),
+            None => true,
+        };
         let expected = if types.is_some() { ENCODER_INPUTS } else { TENSOR_INPUTS };
         let input_error =
             |name: &str, why: String| Error::Input { name: name.to_owned(), why, expected };
         let known = |name: &str| {
-            matches!(name, "input_ids" | "attention_mask" | "position_ids")
+            matches!(name, "input_ids" | "attention_mask")
+                || (name == "position_ids" && positioned)
                 || (name == "token_type_ids" && types.is_some())
         };
         if let Some(name) = inputs.keys().find(|name| !known(name)) {

@@ -274,6 +274,20 @@ fn positions_can_be_given() {
         let error = model.forward(&with(vec![400; ids.len()])).unwrap_err().to_string();
         assert!(error.contains("position_ids") && error.contains("400"), "{error}");
     }
+    // Its positions are distances alone.
+    let mut inputs = arrays("t5", "in.");
+    inputs.insert("position_ids".to_owned(), inputs["input_ids"].clone());
+    let error = model("t5").forward(&inputs).unwrap_err().to_string();
+    assert!(error.contains("position_ids") && error.contains("no such input"), "{error}");
+}
+
+#[test]
+fn what_deberta_makes_and_does_not_use_is_left() {
+    let plain = changed("deberta", |config| {
+        config.insert("relative_attention".into(), false.into());
+    });
+    let model = load(plain.path()).unwrap();
+    assert_ne!(logits(&model, "deberta"), logits(&self::model("deberta"), "deberta"));
 }
 
 fn logits(model: &Model, name: &str) -> Vec<f32> {

@@ -235,7 +235,13 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             }
             Some(table) // [P, hidden]
         }
-        _ => None,
+        _ => {
+            // The library makes them whatever the attention is.
+            for name in ["rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"] {
+                m.weights.leave(&named(&format!("encoder.{name}")));
+            }
+            None
+        }
     };
     let embedded = x;
     for layer in 0..num_hidden_layers {
