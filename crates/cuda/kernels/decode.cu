@@ -76,12 +76,6 @@ __device__ __forceinline__ void attend(const Paged &p, const Rope &rope, const F
     bool busy = active && base < end && base + 32 > begin;
     int slot = min(max(entry * p.block + last % p.block, 0), p.n_slots - 1);
     slot = __shfl_sync(FULL, slot, busy ? min(max(base + lane, begin), end - 1) - base : lane);
-    // Values are asked for now and read after the scores.
-    if (busy) {
-        const u16 *values = (const u16 *)p.values + ((u64)slot * p.groups + group) * D;
-#pragma unroll
-        for (int i = 0; i < D; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(values + i));
-    }
     uint4 k[2][2][D / 32];
 #pragma unroll
     for (int s = 0; s < 2; s++)
