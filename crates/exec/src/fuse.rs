@@ -7,8 +7,9 @@ use cyb_jets::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 
 use crate::{Backend, Call, fuse_conv};
 
-/// The rules in their order, for backends of which one must have the kernel.
-pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
+/// Two sets of rules, for backends of which one must have the kernel. The second begins where the
+/// first ends: a gated product comes before residuals, of which it may take one as well.
+pub(crate) fn stages(backends: &[Arc<dyn Backend>]) -> [Vec<Rule<'_>>; 2] {
     let rule = |name, apply: fn(&Graph, NodeId) -> Option<Fused>| Rule {
         name,
         apply: Box::new(move |graph: &Graph, id| match apply(graph, id) {
@@ -16,14 +17,14 @@ pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
             Some(fused) => fused.patch(graph, backends),
         }),
     };
-    vec![
-        Rule { name: "scaled convolution", apply: Box::new(fuse_conv::scaled) },
-        // Before other rules take an activation away.
-        rule("convolution and activation", fuse_conv::activated),
-        // Before residuals: the product of a gated activation may take one as well.
-        rule("gated product", gated),
-        rule("product and residual", residual),
-        rule("products of one input", shared_input),
+    [
+        vec![
+            Rule { name: "scaled convolution", apply: Box::new(fuse_conv::scaled) },
+            // Before other rules take an activation away.
+            rule("convolution and activation", fuse_conv::activated),
+            rule("gated product", gated),
+        ],
+        vec![rule("product and residual", residual), rule("products of one input", shared_input)],
     ]
 }
 

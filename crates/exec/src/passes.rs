@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cyb_interp::evaluate_node;
 use cyb_ir::{
     Applied, Fact, Graph, IrError, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap,
-    apply_rules, expand, match_jet, sweep, verify,
+    apply_rules, expand, match_jet, verify,
 };
 use cyb_jets::JETS;
 use cyb_tensor::Bindings;
@@ -36,11 +36,11 @@ pub fn optimize(
     }
     // After recognition, so that a jet's constants are still where its definition has them.
     graph = run(graph, &[folding()], &mut log)?;
-    // Last, since it takes whole jets; rule by rule, since an earlier one has the first choice.
-    for rule in fuse::rules(backends) {
-        graph = run(graph, &[rule], &mut log)?;
+    // Last, since it takes whole jets.
+    for rules in fuse::stages(backends) {
+        graph = run(graph, &rules, &mut log)?;
     }
-    Ok((sweep(&graph)?, log))
+    Ok((graph, log))
 }
 
 fn run(graph: Graph, rules: &[Rule<'_>], log: &mut Passes) -> Result<Graph, IrError> {

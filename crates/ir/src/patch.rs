@@ -81,6 +81,7 @@ pub fn apply_rules(graph: Graph, rules: &[Rule<'_>]) -> Result<(Graph, Vec<Appli
     // Every sweep that goes on must have rewritten something; twice the size of the graph is more
     // than any set of shrinking rules needs.
     let limit = 2 * graph.nodes.len() + 8;
+    let mut swept = false;
     for _ in 0..limit {
         let mut shunts: HashMap<ValueId, Tap> = HashMap::new();
         let mut patches: Vec<Patch> = Vec::new();
@@ -113,9 +114,12 @@ pub fn apply_rules(graph: Graph, rules: &[Rule<'_>]) -> Result<(Graph, Vec<Appli
             }
         }
         if patches.is_empty() {
-            return Ok((sweep(&graph)?, log));
+            // A rebuilt graph has been swept.
+            let graph = if swept { graph } else { sweep(&graph)? };
+            return Ok((graph, log));
         }
         graph = rebuild(&graph, &patches, &shunts)?;
+        swept = true;
         if cfg!(debug_assertions) {
             verify(&graph)?;
         }
