@@ -253,7 +253,7 @@ fn batches(
     let (k, n) = (2816, 200);
     for dtype in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32] {
         let alone = run(&linear(dtype, 1, k, n), gpu, 1).0.remove(0);
-        for m in [2, 8, 9, 33, 64, 65, 200, 300] {
+        for m in [2, 8, 9, 33, 64, 65, 200, 300, 513] {
             let call = linear(dtype, m, k, n);
             let got = run(&call, gpu, 1).0.remove(0);
             let name = format!("linear {dtype} {m}x{k}x{n}");
@@ -372,8 +372,11 @@ fn layer(how: &Layer) -> Call {
     let s = jet(&mut b, &cyb_jets::SWIGLU, none(), &[g, u]);
     let d = jet(&mut b, &cyb_jets::LINEAR, none(), &[s, down]);
     let y = jet(&mut b, &cyb_jets::ADD, none(), &[x, d]);
+    let last = leaf(&mut b, "last", DType::I32, &[2], ints(vec![t as i64 - 1, 0]), 0);
+    let rows = b.gather(y, 0, last).unwrap();
     b.output("y", y);
     b.output("a", a);
+    b.output("rows", rows);
     Call { graph: b.finish(), leaves }
 }
 
@@ -382,6 +385,7 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
     let lone = |p: i64| vec![(p, 1)];
     let prefill = || (200..270).map(|p| (p, 1)).chain([(511, 0)]).collect::<Vec<_>>();
     let long = || (0..300).map(|p| (p + 17, 2)).collect::<Vec<_>>();
+    let prompt = || (0..600).map(|p| (p + 17, 2)).collect::<Vec<_>>();
     for (heads, groups, width, pool, window) in [
         (8, 2, 64, DType::F16, 0),
         (4, 4, 128, DType::F16, 100),
@@ -398,6 +402,7 @@ fn layers(gpu: &[Arc<dyn Backend>], cpu: &[Arc<dyn Backend>], report: &mut Repor
             ("one token, split", lone(700)),
             ("mixed", prefill()),
             ("prefill", long()),
+            ("prompt", prompt()),
         ] {
             let how = Layer { heads, groups, width, pool, window, tokens, blocks: 24 };
             let call = layer(&how);
@@ -446,7 +451,8 @@ fn speed(gpu: &[Arc<dyn Backend>]) {
         b.output("y", y);
         let executor = Executor::prepare(b.finish(), gpu, PrepareOptions::default());
         let executor = Arc::new(executor.unwrap());
-        let rows: &[usize] = if n > 100_000 { &[1, 8] } else { &[1, 8, 32, 128, 2048] };
+        let rows: &[usize] =
+            if n > 100_000 { &[1, 8] } else { &[1, 8, 32, 128, 256, 512, 2048, 4096] };
         for &m in rows {
             let mut running = executor.start(&[m]).unwrap();
             running.bind(&[m]).unwrap();

@@ -2,6 +2,7 @@
 // written as the product's kernel wants them.
 
 #include "rows.cuh"
+#include "blocks.cuh"
 
 #define SEGMENT 1024
 
@@ -46,9 +47,9 @@ extern "C" __global__ void __launch_bounds__(256) split_rows(
 // columns of each 16 are in the order 0 1 4 5 8 9 12 13 2 3 6 7 10 11 14 15. With `kept` the block
 // has shared memory for the row. With `rounded` columns are rounded to the 8-bit codes that other
 // numbers of tokens are multiplied as, so that what a token gets hardly depends on how many there
-// are.
+// are. With `blocked` they lie in blocks of 128 rows by 64 columns, as dense.cu wants them.
 extern "C" __global__ void __launch_bounds__(256) narrow_rows(
-    Source s, u16 *out, float *down, int k, int padded, int kept, int rounded) {
+    Source s, u16 *out, float *down, int k, int padded, int kept, int rounded, int blocked) {
     extern __shared__ __align__(16) float values[];
     __shared__ float scratch[32];
     wait_for_previous();
@@ -73,8 +74,14 @@ extern "C" __global__ void __launch_bounds__(256) narrow_rows(
             source4(s, row, k, i, scale, v);
             if (rounded) round4(v);
         }
-        u32 *to = (u32 *)(out + row * padded + i / 16 * 16) + i % 16 / 4;
-        to[0] = pack_halves(v[0] * up, v[1] * up);
-        to[4] = pack_halves(v[2] * up, v[3] * up);
+        u16 *first = out + row * padded + i / 16 * 16, *second = first + 8;
+        if (blocked) {
+            u16 *block = out + (row / 128 * (padded / 64) + i / 64) * (128 * 64);
+            int piece = i % 64 / 16 * 2;
+            first = block + swizzled((int)(row % 128), piece);
+            second = block + swizzled((int)(row % 128), piece + 1);
+        }
+        ((u32 *)first)[i % 16 / 4] = pack_halves(v[0] * up, v[1] * up);
+        ((u32 *)second)[i % 16 / 4] = pack_halves(v[2] * up, v[3] * up);
     }
 }

@@ -21,6 +21,10 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+__device__ __forceinline__ u32 shared_address(const void *p) {
+    return (u32)__cvta_generic_to_shared(p);
+}
+
 __device__ __forceinline__ float half_to_float(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -102,8 +106,7 @@ enum { SILU, GELU_ERF, GELU_TANH, GELU_QUICK, SIGMOID, TANH, RELU };
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Not inlined: a kernel's code is fetched anew for every launch, and this is long.
-__device__ __noinline__ float activate(int kind, float x) {
+__device__ __forceinline__ float activated(int kind, float x) {
     switch (kind) {
         case SILU: return x * sigmoid(x);
         case GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
@@ -117,6 +120,9 @@ __device__ __noinline__ float activate(int kind, float x) {
         default: return x < 0.0f ? 0.0f : x;
     }
 }
+
+// Not inlined: a kernel's code is fetched anew for every launch, and this is long.
+__device__ __noinline__ float activate(int kind, float x) { return activated(kind, x); }
 
 // What stands before a product: the row as it is, its rmsnorm, or a gated activation.
 enum { PLAIN, NORM, GATED };

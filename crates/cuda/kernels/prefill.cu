@@ -11,10 +11,6 @@
 #define QUERIES 64
 #define LOG2E 1.4426950408889634f
 
-__device__ __forceinline__ u32 shared_address(const void *p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
-
 __device__ __forceinline__ void load_matrices(u32 r[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -8,13 +8,12 @@
 // Quantised weights are scaled by 2^8 so that small ones keep their bits as f16, float weights by a
 // power of two a row; tokens by powers of two of their own. All are taken back at the end.
 
+#include "blocks.cuh"
 #include "packed.cuh"
-
 #include "wgmma.cuh"
 
 #define ROWS 128
 #define COLUMNS 64
-#define UP 256.0f
 
 // How tokens come: in stages of `units` steps of 64 columns, `ahead` stages before they are
 // multiplied. One stage is multiplied, one may still be, and `ahead` are on their way.
@@ -258,3 +257,42 @@ extern "C" __global__ void add_splits(
     }
     put(target, token, row, sum);
 }
+
+#if PLANES == 1
+
+// Tiles from `first` to `last` as f16, in blocks of 128 rows by 64 columns, for dense.cu. A warp does
+// the record of a chunk. A block whose rows are past the last keeps what was there: no sum of a row
+// that is real reads them.
+extern "C" __global__ void __launch_bounds__(256) widen(Matrix m, u16 *out, int first, int last) {
+    __shared__ __align__(16) u8 records[WARPS][RECORD];
+    __shared__ __align__(16) u16 units[WARPS][16 * COLUMNS];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    int number = blockIdx.x * WARPS + warp;
+    if (number >= (last - first) * m.chunks) return;
+    int tile = first + number / m.chunks, chunk = number % m.chunks;
+    copy_record(shared_address(records[warp]), m, tile, chunk, lane);
+    commit_copies();
+    wait_for_previous();
+    wait_copies<0>();
+    __syncwarp();
+    int row = (tile - first) * 16, blocks = m.chunks * UNITS;
+    u16 *unit = units[warp];
+    uint4 *to = (uint4 *)(out + ((u64)(row / 128) * blocks + chunk * UNITS) * (128 * COLUMNS)
+                          + row % 128 * COLUMNS);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        u32 a[16];
+        decode(records[warp], u, 0, lane, a);
+        decode(records[warp], u, 1, lane, a);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            ((u32 *)(unit + swizzled(g + (i & 1) * 8, i / 4 * 2 + (i >> 1 & 1))))[t] = a[i];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[i * WARP + lane] = ((uint4 *)unit)[i * WARP + lane];
+        to += 128 * COLUMNS / 8;
+        __syncwarp();
+    }
+}
+
+#endif

@@ -1,7 +1,7 @@
 //! Norms, rotary embedding, cache writes, table lookups and what works element by element.
 
 use cyb_exec::{Call, ExecError};
-use cyb_ir::{Atom, Node, Op as IrOp, Scatter, Write};
+use cyb_ir::{Atom, Node, Op as IrOp, Read, Scatter, Write};
 use cyb_tensor::DType;
 
 use crate::driver::{Function, Launch, Parameter};
@@ -70,11 +70,12 @@ fn embedding_fits(call: &Call<'_>) -> bool {
         && call.inputs[1].dtype == DType::I32
 }
 
-/// Which sum or product an atom is, or that it stores rows: what small jets become.
+/// Which sum or product an atom is, or that it takes or stores rows: what small jets become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Small {
     Add,
     Mul,
+    Take,
     Store,
 }
 
@@ -86,6 +87,11 @@ pub(crate) fn small(call: &Call<'_>) -> Option<Small> {
     match call.op {
         IrOp::Atom(Atom::Add) if all_f32(call) => Some(Small::Add),
         IrOp::Atom(Atom::Mul) if all_f32(call) => Some(Small::Mul),
+        IrOp::Atom(Atom::Read(Read::Gather { axis: 0 }))
+            if call.inputs[0].dtype == DType::F32 && embedding_fits(call) =>
+        {
+            Some(Small::Take)
+        }
         IrOp::Atom(Atom::Write(Write::Scatter { axis: 0, mode: Scatter::Set })) if rows(call) => {
             Some(Small::Store)
         }
@@ -101,6 +107,7 @@ pub(crate) fn build(b: &mut Build<'_>, node: &Node) -> Result<Box<dyn Op>, ExecE
         return Ok(match small {
             Small::Add => Box::new(Binary { op: 0, function: function("binary")? }),
             Small::Mul => Box::new(Binary { op: 1, function: function("binary")? }),
+            Small::Take => Box::new(Embedding { function: function("embedding")? }),
             Small::Store => Box::new(Cache::new(b)?),
         });
     }

@@ -19,6 +19,7 @@ mod op;
 mod pack;
 mod program;
 mod session;
+mod wide;
 
 pub use driver::CudaError;
 pub use program::CudaBackend;

@@ -10,10 +10,9 @@ use cyb_tensor::DType;
 
 use crate::driver::{CudaError, Function, Launch, Memory, Parameter};
 use crate::fold::Folded;
-use crate::op::{
-    Activation, Before, Build, Needs, Op, Operand, Row, Scratch, attrs_of, per_element, per_row,
-};
+use crate::op::{Activation, Before, Build, Needs, Op, Operand, Row, Scratch, attrs_of, per_row};
 use crate::pack::{Kind, Rows, TILE, pack};
+use crate::wide::{self, DENSE_FROM, DENSE_TOKENS, SPLIT_UP_TO, Wide};
 
 pub(crate) static ROWS: &[Row] = &[
     Row { op: "linear", name: "linear", supports: |c| fits(c, 0, 1..2) },
@@ -28,30 +27,11 @@ const MAX_TARGETS: usize = 4;
 const SEGMENT: usize = 1024;
 /// Tokens up to which the kernel for few is used.
 const FEW: usize = 8;
-/// Tokens up to which a product's columns are split among blocks, so that all of the GPU is busy.
-const SPLIT_UP_TO: usize = 128;
-/// Tokens of a block of `wide.cu`, by number of its kernel.
-const WIDTHS: [usize; 4] = [32, 64, 128, 256];
-/// Tiles of weights of a block there.
-const WIDE_TILES: usize = 8;
 
 /// Warps of a block of `linear.cu`.
 const WARPS: usize = 8;
 /// Bytes of shared memory that the row's preparation keeps a row in, at most.
 const KEPT: usize = 64 << 10;
-
-/// Bytes of shared memory of a block of `wide.cu`: stages of tokens, records, alignment; `Depth`
-/// there.
-fn wide_shared(kind: &Kind, width: usize) -> usize {
-    let units = match width {
-        32 => kind.units(),
-        64 => 2,
-        128 => kind.units() / 2,
-        _ => 1,
-    };
-    let stages = if width >= 128 { 4 } else { 3 };
-    stages * units * width * 128 + WARPS * 3 * kind.record() + 1024
-}
 
 /// Bytes of shared memory for the records of a block of `linear.cu`.
 fn ring_shared(kind: &Kind, hopper: bool) -> usize {
@@ -138,13 +118,6 @@ impl Block {
         function.allow_shared(shared)?;
         Ok(Block { function, resident: function.resident(256, shared)? })
     }
-}
-
-/// The kernels of `wide.cu`.
-#[derive(Debug)]
-struct Wide {
-    products: [Function; 4],
-    add_splits: Function,
 }
 
 #[derive(Debug)]
@@ -271,13 +244,10 @@ impl Linear {
         self.wide && rows > FEW
     }
 
-    /// Splits of the columns, and chunks of each.
-    fn splits(&self, rows: usize, tiles: usize, chunks: usize) -> (usize, usize) {
-        let blocks = tiles.div_ceil(WIDE_TILES);
-        let wanted =
-            if rows > SPLIT_UP_TO { 1 } else { (self.multiprocessors / blocks).clamp(1, 8) };
-        let each = chunks.div_ceil(wanted);
-        (chunks.div_ceil(each), each)
+    /// Whether weights are decoded by a kernel of its own.
+    fn is_dense(&self, rows: usize) -> bool {
+        let dense = |m: &Matrix| m.wide.as_ref().is_some_and(|w| w.is_dense(rows));
+        self.is_wide(rows) && self.matrices.iter().all(dense)
     }
 
     fn layout(&self, rows: usize) -> Layout {
@@ -294,13 +264,15 @@ impl Linear {
             return layout;
         }
         if self.is_wide(rows) {
-            layout.codes = take(rows * padded * 2);
+            let whole = if self.is_dense(rows) { DENSE_TOKENS } else { 1 };
+            layout.codes = take(rows.next_multiple_of(whole) * padded * 2);
             layout.scales = take(rows * 4);
-            let splits = |m: &Matrix| self.splits(rows, m.tiles, m.chunks).0 * m.tiles;
-            let most = self.matrices.iter().map(splits).max().unwrap_or(0);
-            if rows <= SPLIT_UP_TO {
-                layout.partials = take(most * rows * TILE * 4);
-            }
+            let most = |bytes: fn(&Wide, usize) -> usize| {
+                let wides = self.matrices.iter().filter_map(|m| m.wide.as_ref());
+                wides.map(|w| bytes(w, rows)).max().unwrap_or(0)
+            };
+            layout.partials = take(most(Wide::partials));
+            layout.decoded = take(most(Wide::decoded));
         } else {
             if self.has_quantized() {
                 layout.codes = take(padded * columns);
@@ -339,6 +311,7 @@ impl Linear {
                     padded,
                     Parameter::int(usize::from(kept > 0)),
                     Parameter::int(usize::from(!self.has_floats())),
+                    Parameter::int(usize::from(self.is_dense(rows))),
                 ],
             );
             launch.shared = kept as u32;
@@ -386,51 +359,6 @@ impl Linear {
             .i32(usize::from(self.paired.is_some()))
             .i32(self.paired.map_or(0, |a| a as usize))
     }
-
-    /// The launches of `wide.cu`.
-    #[allow(clippy::too_many_arguments, reason = "what a launch is made of")]
-    fn launch_wide(
-        &self,
-        m: &Matrix,
-        wide: &Wide,
-        rows: usize,
-        layout: &Layout,
-        at: &dyn Fn(usize) -> u64,
-        targets: Parameter,
-        out: &mut Vec<Launch>,
-    ) {
-        let (splits, each) = self.splits(rows, m.tiles, m.chunks);
-        let number = WIDTHS.iter().position(|&w| w >= rows).unwrap_or(3);
-        let width = WIDTHS[number];
-        let partials = if splits > 1 { at(layout.partials) } else { 0 };
-        let x = Parameter::new()
-            .u64(at(layout.codes))
-            .u64(at(layout.scales))
-            .u64(partials)
-            .i32(rows)
-            .i32(layout.padded)
-            .i32(each);
-        out.push(Launch {
-            function: wide.products[number],
-            grid: (rows.div_ceil(width) as u32, m.tiles.div_ceil(WIDE_TILES) as u32, splits as u32),
-            block: 256,
-            shared: wide_shared(&m.kind, width) as u32,
-            parameters: vec![m.parameter(), x, targets.clone()],
-        });
-        if splits > 1 {
-            out.push(per_element(
-                wide.add_splits,
-                rows * m.tiles * TILE,
-                vec![
-                    Parameter::address(partials),
-                    Parameter::int(splits),
-                    Parameter::int(rows),
-                    Parameter::int(m.tiles),
-                    targets,
-                ],
-            ));
-        }
-    }
 }
 
 impl Matrix {
@@ -458,6 +386,7 @@ struct Layout {
     low: usize,
     down: usize,
     partials: usize,
+    decoded: usize,
     total: usize,
 }
 
@@ -503,14 +432,7 @@ fn matrix(
     };
     let wide = match device.gpu.is_hopper() {
         false => None,
-        true => {
-            let mut products = [device.function(kind.wide, "wide_32")?; 4];
-            for (to, width) in products.iter_mut().zip(WIDTHS) {
-                *to = device.function(kind.wide, &format!("wide_{width}"))?;
-                to.allow_shared(wide_shared(&kind, width))?;
-            }
-            Some(Wide { products, add_splits: device.function(kind.wide, "add_splits")? })
-        }
+        true => Some(Wide::new(device, &kind, packed.tiles, packed.chunks)?),
     };
     tensors.iter().for_each(|t| t.bytes().release());
     let mut tile = 0;
@@ -536,7 +458,7 @@ impl Op for Linear {
     fn needs(&self, operands: &[Operand]) -> Needs {
         // Fewer rows may need more: each way of multiplying has a layout of its own.
         let rows = operands[0].rows();
-        let sizes = [rows, rows.min(SPLIT_UP_TO), rows.min(FEW)];
+        let sizes = [rows, rows.min(DENSE_FROM - 1), rows.min(SPLIT_UP_TO), rows.min(FEW)];
         let scratch = sizes.iter().map(|&rows| self.layout(rows).total).max().unwrap_or(0);
         Needs { scratch, zeros: 0 }
     }
@@ -555,7 +477,18 @@ impl Op for Linear {
         for m in &self.matrices {
             let targets = self.targets(m, operands);
             if let Some(wide) = m.wide.as_ref().filter(|_| self.is_wide(rows)) {
-                self.launch_wide(m, wide, rows, &layout, &at, targets, out);
+                let operands = wide::Operands {
+                    matrix: m.parameter(),
+                    row_scales: m.row_scales.as_ref(),
+                    rows,
+                    padded: layout.padded,
+                    codes: at(layout.codes),
+                    scales: at(layout.scales),
+                    partials: at(layout.partials),
+                    decoded: at(layout.decoded),
+                    targets,
+                };
+                wide.launches(&operands, self.is_dense(rows), out);
                 continue;
             }
             // Blocks that are there at once walk over the tiles, or pairs of them; those of the

@@ -36,7 +36,7 @@ static COMPILED: &[Compiled] = compiled! {
         "linear_q4_0" "linear_q4_1" "linear_q5_0" "linear_q5_1" "linear_q8_0"
         "linear_q4_k" "linear_q5_k" "linear_q6_k"
         "linear_g32" "linear_g16" "linear_g32m" "linear_g16m" "linear_half" "linear_float"
-    hopper: "wide_q4_0" "wide_q4_1" "wide_q5_0" "wide_q5_1" "wide_q8_0"
+    hopper: "dense" "wide_q4_0" "wide_q4_1" "wide_q5_0" "wide_q5_1" "wide_q8_0"
         "wide_q4_k" "wide_q5_k" "wide_q6_k"
         "wide_g32" "wide_g16" "wide_g32m" "wide_g16m" "wide_half" "wide_float"
 };

@@ -86,6 +86,11 @@ impl Kind {
         self.scales == Scales::Row
     }
 
+    /// Units that are of the same columns.
+    pub(crate) fn planes(&self) -> usize {
+        self.planes
+    }
+
     /// Units of a chunk.
     pub(crate) fn units(&self) -> usize {
         match self.scales {

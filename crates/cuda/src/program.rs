@@ -74,7 +74,11 @@ pub(crate) fn find(call: &Call<'_>) -> Option<Kernel> {
     match call.op {
         IrOp::Atom(Atom::Read(Read::Reshape(_))) => Some(Kernel { name: "view" }),
         IrOp::Atom(_) => elementwise::small(call).map(|small| Kernel {
-            name: if small == Small::Store { "kv_cache" } else { "binary" },
+            name: match small {
+                Small::Add | Small::Mul => "binary",
+                Small::Take => "embedding",
+                Small::Store => "kv_cache",
+            },
         }),
         IrOp::Jet(..) => {
             let name = call.op.name();
