@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -50,6 +51,15 @@ def deberta(**changes):
     base = bert(relative_attention=True, position_biased_input=False, position_buckets=8,
                 norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type="p2c|c2p",
                 type_vocab_size=0, max_position_embeddings=25, layer_norm_eps=1e-7)
+    return base | changes
+
+
+def decoder(**changes):
+    base = dict(
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=28, max_position_embeddings=99, bos_token_id=0,
+        eos_token_id=2, pad_token_id=1,
+    )
     return base | changes
 
 
@@ -124,10 +134,27 @@ ENCODERS = {
     "deberta-conv": (tf.DebertaV2ForTokenClassification, tf.DebertaV2Config(
         **deberta(conv_kernel_size=5, conv_act="gelu", conv_groups=2, num_hidden_layers=2),
         **labels(TAGS))),
+    # Decoders that read and do not write.
+    "qwen3-rerank": (tf.Qwen3ForSequenceClassification, tf.Qwen3Config(
+        **decoder(head_dim=10), num_labels=1)),
+    "gemma2-pair": (tf.Gemma2ForSequenceClassification, tf.Gemma2Config(
+        **decoder(head_dim=14, sliding_window=8, query_pre_attn_scalar=20, num_hidden_layers=3,
+                  attn_logit_softcapping=4.0), **labels(LABELS))),
+    "llama-tags": (tf.LlamaForTokenClassification, tf.LlamaConfig(
+        **decoder(num_hidden_layers=1), **labels(TAGS))),
+    "mistral-gaps": (tf.MistralForSequenceClassification, tf.MistralConfig(
+        **decoder(sliding_window=6), **labels(TAGS))),
+    "gemma3-both-ways": (tf.Gemma3TextModel, tf.Gemma3TextConfig(
+        **decoder(head_dim=14, sliding_window=10, query_pre_attn_scalar=14,
+                  use_bidirectional_attention=True,
+                  layer_types=["sliding_attention", "full_attention"]))),
 }
 # Padding on the left, tokens in the middle that are hidden, padding ids among the tokens.
-HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean", "eurobert-late", "mpnet", "t5"]
+HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean", "eurobert-late", "mpnet", "t5",
+         "gemma2-pair", "mistral-gaps", "llama-tags", "gemma3-both-ways"]
 HALF = {
+    "qwen3-rerank": torch.bfloat16, "gemma2-pair": torch.bfloat16, "llama-tags": torch.float16,
+    "mistral-gaps": torch.bfloat16, "gemma3-both-ways": torch.bfloat16,
     "deberta-conv": torch.bfloat16,
     "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
     "eurobert-late": torch.bfloat16, "nomic-masked": torch.bfloat16,
@@ -217,6 +244,55 @@ def save(name, model, inputs, outputs):
     print(name, {k: v.shape for k, v in outputs.items()})
 
 
+def published_gte():
+    """GTE as it was published (`new`), with projections apart and queries that grow with the length
+    of the text: the library's GTE, whose queries are scaled for each row alone."""
+    config = tf.GteConfig(**bert(type_vocab_size=2, pad_token_id=1))
+    config._attn_implementation = "eager"
+    model = tf.GteModel(config, add_pooling_layer=False).eval()
+    randomize(model, 3900)
+    tensors = {k: v.clone() for k, v in model.state_dict().items()}
+    inputs = batch(config, 4900)
+    hidden = np.zeros((*inputs["input_ids"].shape, config.hidden_size), np.float32)
+    for row, length in enumerate(LENGTHS):
+        factor = math.log(length) / math.log(40)
+        with torch.no_grad():
+            for layer, own in enumerate(model.layers):
+                for kind in ("weight", "bias"):
+                    name = f"layers.{layer}.self_attn.q_proj.{kind}"
+                    getattr(own.self_attn.q_proj, kind).copy_(tensors[name] * factor)
+        one = {k: v[row : row + 1, :length] for k, v in inputs.items()}
+        hidden[row, :length] = reference(model, one)["last_hidden_state"][0]
+    path = OUT / "gte-new"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    published = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("layers."):
+            published[name] = tensor
+            continue
+        _, layer, *rest = name.split(".")
+        own = ".".join(rest)
+        for ours, theirs in [("self_attn.", "attention."), ("post_attention_layernorm", "attn_ln"),
+                             ("post_mlp_layernorm", "mlp_ln")]:
+            own = own.replace(ours, theirs)
+        published[f"encoder.layer.{layer}.{own}"] = tensor
+    for layer in range(config.num_hidden_layers):
+        own = f"encoder.layer.{layer}.mlp."
+        up, gate = (published.pop(f"{own}{part}_proj.weight") for part in ("up", "gate"))
+        published[f"{own}up_gate_proj.weight"] = torch.cat([up, gate])
+    safetensors.torch.save_file(published, path / "model.safetensors", {"format": "pt"})
+    settings = {k: v for k, v in bert().items() if k != "max_position_embeddings"}
+    settings |= dict(architectures=["NewModel"], model_type="new", max_position_embeddings=40,
+                     hidden_act="gelu", layer_norm_type="layer_norm", pack_qkv=False,
+                     position_embedding_type="rope", rope_theta=160000.0, rope_scaling=None,
+                     logn_attention_scale=True, logn_attention_clip1=False, unpad_inputs=False,
+                     use_memory_efficient_attention=False, pad_token_id=1, type_vocab_size=2)
+    (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    arrays = {f"in.{k}": v for k, v in inputs.items()}
+    np.savez_compressed(OUT / "gte-new.npz", **arrays, **{"out.last_hidden_state": hidden})
+
+
 WORDS = """the of and to in a is was for on who why where does what city river lake stands flows
  near over under small large old new paris london rome berlin is it not no yes very good bad
  weather today rain sun snow dog cat bird sings runs sleeps can will has had they we you he she old there here north south west east up down , . ? ! ' - 1 2 3""".split()
@@ -283,11 +359,12 @@ def pipelines():
     result = {"texts": TEXTS, "query": QUERY, "topics": TOPICS}
     for name, tokenizer in [("bert-pair", wordpiece), ("bert-rerank", wordpiece),
                             ("bert-tags", wordpiece), ("roberta-nli", byte_level),
-                            ("distilbert", wordpiece), ("electra", wordpiece)]:
+                            ("distilbert", wordpiece), ("electra", wordpiece),
+                            ("qwen3-rerank", byte_level), ("gemma2-pair", byte_level)]:
         tokenizer(OUT / name)
     def plain(pairs):
         return [[pair["label"], float(pair["score"])] for pair in pairs]
-    for name in ["bert-pair", "roberta-nli", "distilbert", "electra"]:
+    for name in ["bert-pair", "roberta-nli", "distilbert", "electra", "gemma2-pair"]:
         pipe = tf.pipeline("text-classification", str(OUT / name), top_k=None, dtype="float32")
         result[name] = [plain(scores) for scores in pipe(TEXTS)]
     pipe = tf.pipeline("token-classification", str(OUT / "bert-tags"), dtype="float32",
@@ -303,8 +380,9 @@ def pipelines():
         dict(zip(r["labels"], map(float, r["scores"])))
         for r in (pipe(t, TOPICS, multi_label=True) for t in TEXTS if t)]
     from sentence_transformers import CrossEncoder
-    cross = CrossEncoder(str(OUT / "bert-rerank"), model_kwargs={"dtype": torch.float32})
-    result["rerank"] = [float(x) for x in cross.predict([(QUERY, t) for t in TEXTS])]
+    for name in ["bert-rerank", "qwen3-rerank"]:
+        cross = CrossEncoder(str(OUT / name), model_kwargs={"dtype": torch.float32})
+        result[name] = [float(x) for x in cross.predict([(QUERY, t) for t in TEXTS])]
     (OUT / "texts.json").write_text(json.dumps(result, ensure_ascii=False, indent=1))
 
 
@@ -354,6 +432,7 @@ def main():
             inputs = holes(inputs, config)
         outputs = reference(model, inputs)
         save(name, model.to(HALF.get(name, torch.float32)), inputs, outputs)
+    published_gte()
     pipelines()
     sentence_models()
 

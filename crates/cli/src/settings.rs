@@ -183,15 +183,14 @@ impl Settings {
                 })?
                 .unwrap_or(auto.kv_type),
             compute: self
-                .parsed(
-                    "compute",
-                    "a type to compute in; there are f32 and bf16",
-                    |text| match text {
+                .parsed("compute", "a type to compute in; there are f32, bf16 and f16", |text| {
+                    match text {
                         "f32" => Some(Compute::F32),
                         "bf16" => Some(Compute::Bf16),
+                        "f16" => Some(Compute::F16),
                         _ => None,
-                    },
-                )?
+                    }
+                })?
                 .unwrap_or_default(),
             models_dir: self.get("models").map(|(text, _)| PathBuf::from(text)),
             context: self.parsed("context", "a number of tokens, 1 or more", positive)?,

@@ -86,7 +86,7 @@ fn what_cannot_be_done_is_said() {
     let words = ["classify", "--model", &bert, "--text", &long];
     soma(&words).fails(1, &["152", "99", "--truncate"]);
     soma(&[&words[..], &["--truncate"]].concat()).ok();
-    soma(&["classify", "--model", &tiny(), "--text", "x"]).fails(1, &["decoder"]);
+    soma(&["classify", "--model", &tiny(), "--text", "x"]).fails(1, &["language model"]);
     soma(&["rerank", "--model", &bert, "--query", "q", "--documents", "d"]).fails(1, &["3 labels"]);
 }
 
@@ -156,19 +156,33 @@ fn pictures_that_are_none_are_named() {
 }
 
 #[test]
-fn computing_in_bfloat16_is_asked_for_and_close() {
+fn computing_in_sixteen_bits_is_asked_for_and_close() {
     let model = golden("sentence-mean");
     let text = "The river flows near Rome.";
     let words = ["embed", "--model", &model, "--text", text, "--json"];
     let plain = floats(&soma(&words).json()["embeddings"][0]);
-    let rounded = soma(&[&words[..], &["--compute", "bf16"]].concat()).json();
-    let rounded = floats(&rounded["embeddings"][0]);
-    let sum = |f: &dyn Fn(usize) -> f64| (0..plain.len()).map(f).sum::<f64>().sqrt();
-    let off = sum(&|i| (plain[i] - rounded[i]).powi(2)) / sum(&|i| plain[i].powi(2));
-    assert!(off > 1e-5 && off < 2e-2, "{off}");
+    for (compute, least, most) in [("bf16", 1e-5, 2e-2), ("f16", 1e-6, 3e-3)] {
+        let rounded = soma(&[&words[..], &["--compute", compute]].concat()).json();
+        let rounded = floats(&rounded["embeddings"][0]);
+        let sum = |f: &dyn Fn(usize) -> f64| (0..plain.len()).map(f).sum::<f64>().sqrt();
+        let off = sum(&|i| (plain[i] - rounded[i]).powi(2)) / sum(&|i| plain[i].powi(2));
+        assert!(off > least && off < most, "{compute}: {off}");
+        let atoms = ["--compute", compute, "--backend", "atoms"];
+        soma(&[&words[..], &atoms].concat()).fails(1, &["atoms", compute, "cpu"]);
+    }
     soma(&[&words[..], &["--compute", "f64"]].concat()).fails(2, &["compute", "f32", "bf16"]);
-    let atoms = ["--compute", "bf16", "--backend", "atoms"];
-    soma(&[&words[..], &atoms].concat()).fails(1, &["atoms", "bf16", "cpu"]);
+}
+
+/// A decoder gives vectors when it is asked for them, and one with a classifier's head writes no text.
+#[test]
+fn decoders_that_read_whole_texts() {
+    let words = ["embed", "--model", &tiny(), "--text", "a cat", "a dog", "--json"];
+    let vectors = soma(&words).json();
+    assert_ne!(vectors["embeddings"][0], vectors["embeddings"][1]);
+    let model = golden("qwen3-rerank");
+    soma(&["run", "--model", &model, "--prompt", "x"]).fails(1, &["qwen3", "writes no text"]);
+    let words = ["rerank", "--model", &model, "--query", "where?", "--documents", "a", "b"];
+    assert_eq!(soma(&words).ok().lines().count(), 2);
 }
 
 #[test]

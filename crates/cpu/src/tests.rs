@@ -212,10 +212,16 @@ fn threads_and_instruction_sets_give_the_same_bits() {
     }
 }
 
-/// In bfloat16 a product is near the one in `f32` (each side is off by up to 2^-9 of itself), and the
-/// same bits on every instruction set with any number of threads.
+/// In bfloat16 or half precision a product is near the one in `f32` (each side is off by up to 2^-9 or
+/// 2^-11 of itself), and the same bits on every instruction set with any number of threads.
 #[test]
-fn linear_kernels_in_bfloat16() {
+fn linear_kernels_in_sixteen_bits() {
+    for (compute, tolerance) in [(Compute::Bf16, 8e-3), (Compute::F16, 2e-3)] {
+        linear_kernels_in(compute, tolerance);
+    }
+}
+
+fn linear_kernels_in(compute: Compute, tolerance: f64) {
     for name in ["linear", "linear_add", "linear_many", "gated_linear"] {
         let jet = JETS.iter().find(|jet| jet.name == name).unwrap();
         for case in (jet.cases)() {
@@ -229,7 +235,7 @@ fn linear_kernels_in_bfloat16() {
             };
             let tensors: Vec<Tensor> = inputs(&case).into_iter().map(as_floats).collect();
             let run = |threads: usize, isa: AnyIsa| {
-                let backend = CpuBackend::with_isa(team(threads), isa).computing(Compute::Bf16);
+                let backend = CpuBackend::with_isa(team(threads), isa).computing(compute);
                 let outputs = run_jet(Arc::new(backend), jet, &case.attrs, &tensors);
                 outputs.iter().map(|o| o.bytes().as_slice().to_vec()).collect::<Vec<Vec<u8>>>()
             };
@@ -243,7 +249,8 @@ fn linear_kernels_in_bfloat16() {
                     |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
                 let off = sum(&mut got.zip(&want).map(|(a, b)| f64::from(a) - f64::from(*b)));
                 let all = sum(&mut want.iter().map(|v| f64::from(*v)));
-                assert!(off.sqrt() <= 8e-3 * all.sqrt() + 1e-30, "{name} {}: {off}", case.name);
+                let most = tolerance * all.sqrt() + 1e-30;
+                assert!(off.sqrt() <= most, "{name} {} {compute:?}: {off}", case.name);
             }
             for &isa in AnyIsa::detect() {
                 for threads in [1, 3] {

@@ -28,7 +28,9 @@ fn attention_fits(call: &Call<'_>) -> bool {
     let floats = [0, 1, 2].iter().all(|&i| call.inputs[i].dtype == DType::F32);
     let ints = [3, 4].iter().all(|&i| call.inputs[i].dtype == DType::I32);
     let bias = call.inputs.get(5).is_none_or(|f| f.dtype == DType::F32);
-    floats && ints && bias && width(0) && width(2)
+    // Scores are not bounded here.
+    let plain = attrs_of(call.op).float("softcap").is_ok_and(|cap| cap == 0.0);
+    floats && ints && bias && plain && width(0) && width(2)
 }
 
 #[derive(Debug)]

@@ -6,8 +6,9 @@
 //! are neither are kept as they are ([`ModelFile::documents`]).
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
-use cyb_tensor::MappedFile;
+use cyb_tensor::{Bytes, MappedFile};
 
 use crate::error::FormatError;
 use crate::json;
@@ -107,7 +108,11 @@ pub(crate) fn attach_documents(
     for name in DOCUMENTS {
         let found = places.map(|place| place.join(name)).into_iter().find(|p| p.is_file());
         if let Some(path) = found {
-            model.documents.insert(name.to_owned(), MappedFile::open(&path)?.into());
+            let file = Arc::new(MappedFile::open(&path)?);
+            let len = file.bytes().len();
+            if let Some(bytes) = Bytes::mapped(file, 0, len) {
+                model.documents.insert(name.to_owned(), bytes);
+            }
         }
     }
     Ok(())

@@ -25,6 +25,7 @@ mod sniff;
 mod soma;
 mod text;
 mod torch;
+mod vocab_toml;
 
 use std::path::Path;
 

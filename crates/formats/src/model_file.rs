@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cyb_tensor::{MappedFile, Tensor};
+use cyb_tensor::{Bytes, MappedFile, Tensor};
 use indexmap::IndexMap;
 
 use crate::error::FormatError;
@@ -46,7 +46,7 @@ pub struct ModelFile {
     pub notes: Vec<String>,
     /// Files beside the weights that are kept as they are, by name: `tokenizer.json`,
     /// `chat_template.jinja`, vocabularies.
-    pub documents: IndexMap<String, Arc<MappedFile>>,
+    pub documents: IndexMap<String, Bytes>,
     files: Vec<Arc<MappedFile>>,
 }
 

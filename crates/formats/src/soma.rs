@@ -6,20 +6,20 @@
 //! | `config.toml` | what config.json holds; `architecture`; `[components.NAME]` with `weights` | `config.*` |
 //! | `chat.toml` | `template`, `bos_token`, `eos_token`, `pad_token` | `tokenizer_config.*` |
 //! | `sampling.toml` | how to sample; what generation_config.json holds | `generation_config.*`, `sampling.*` |
-//! | `vocab.toml` | `type`, `vocab_size` of the tokenizer | `vocab.*` |
+//! | `vocab.toml` | the tokenizer, see [`crate::vocab_toml`] | `tokenizer.json`, `vocab.*` |
 //! | `pipeline.toml` | stages of sentence-transformers, preprocessing of pictures | as they are named |
 //! | `weights.*` | all tensors, where there are no components | tensors |
 
 use std::path::{Path, PathBuf};
 
-use cyb_tensor::MappedFile;
+use cyb_tensor::{AlignedBytes, Bytes, MappedFile};
 use indexmap::IndexMap;
 
 use crate::error::FormatError;
 use crate::json::{self, Json};
 use crate::metadata::{Array, Metadata, Value};
 use crate::model_file::{Format, ModelFile};
-use crate::{huggingface, safetensors};
+use crate::{huggingface, safetensors, vocab_toml};
 
 /// The file that makes a directory one of these.
 const CONFIG: &str = "config.toml";
@@ -27,11 +27,15 @@ const CONFIG: &str = "config.toml";
 /// How to sample where a user does not say.
 const SAMPLING: &str = "sampling.toml";
 
+/// The tokenizer, here and where it comes from.
+const VOCAB: &str = "vocab.toml";
+const TOKENIZER: &str = "tokenizer.json";
+
 /// The other files and what their keys are put under.
 const FILES: [(&str, &str); 4] = [
     ("chat.toml", "tokenizer_config"),
     (SAMPLING, "generation_config"),
-    ("vocab.toml", "vocab"),
+    (VOCAB, "vocab"),
     ("pipeline.toml", ""),
 ];
 
@@ -121,8 +125,13 @@ pub(crate) fn open(dir: &Path) -> Result<ModelFile, FormatError> {
         }
         json::flatten(&mut metadata, "config", as_json(toml::Value::Table(config)));
     }
+    let mut tokenizer = None;
     for (name, under) in FILES {
-        let Some(mut table) = read(&dir.join(name))? else { continue };
+        let path = dir.join(name);
+        let Some(mut table) = read(&path)? else { continue };
+        if name == VOCAB {
+            tokenizer = vocab_toml::to_json(&mut table).map_err(fail(&path))?;
+        }
         if let Some(template) = table.remove("template") {
             table.insert("chat_template".to_owned(), template);
         }
@@ -142,6 +151,14 @@ pub(crate) fn open(dir: &Path) -> Result<ModelFile, FormatError> {
         }
     }
     huggingface::attach_documents(&mut model, [dir, dir])?;
+    if let Some(json) = tokenizer {
+        if model.documents.contains_key(TOKENIZER) {
+            let problem = format!("there is a vocabulary and a {TOKENIZER} too; keep one of them");
+            return Err(fail(&dir.join(VOCAB))(problem));
+        }
+        let json = Bytes::owned(AlignedBytes::from_slice(&json));
+        model.documents.insert(TOKENIZER.to_owned(), json);
+    }
     model.metadata = metadata;
     Ok(model)
 }
@@ -211,7 +228,7 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
     put(&dir.join(CONFIG), config)?;
     let tokenizer = table(m, "tokenizer_config");
     let mut chat = toml::Table::new();
-    let template = model.documents.get("chat_template.jinja").map(|file| file.bytes());
+    let template = model.documents.get("chat_template.jinja").map(|file| file.as_slice());
     let template = template.and_then(|bytes| std::str::from_utf8(bytes).ok());
     if let Some(template) = template.or(m.opt("tokenizer_config.chat_template")?) {
         chat.insert("template".to_owned(), template.into());
@@ -228,26 +245,23 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
     }
     put(&dir.join("chat.toml"), chat)?;
     put(&dir.join(SAMPLING), table(m, "generation_config"))?;
-    let mut vocab = toml::Table::new();
-    if let Some(json) = model.documents.get("tokenizer.json") {
-        #[derive(serde::Deserialize)]
-        struct Kind {
-            r#type: Option<String>,
-        }
-        #[derive(serde::Deserialize)]
-        struct Tokenizer {
-            model: Kind,
-        }
-        if let Ok(Tokenizer { model: Kind { r#type: Some(kind) } }) =
-            serde_json::from_slice(json.bytes())
-        {
-            vocab.insert("type".to_owned(), kind.to_lowercase().into());
-        }
-    }
+    let json = model.documents.get(TOKENIZER);
+    let converted = json.and_then(|json| vocab_toml::from_json(json.as_slice()));
+    let is_converted = converted.is_some();
+    let mut vocab = converted.unwrap_or_default();
     if let Some(size) = m.opt::<i64>("config.vocab_size")? {
         vocab.insert("vocab_size".to_owned(), size.into());
     }
-    put(&dir.join("vocab.toml"), vocab)?;
+    put(&dir.join(VOCAB), vocab)?;
+    if is_converted {
+        // One that is left there from before would be a second tokenizer.
+        match std::fs::remove_file(dir.join(TOKENIZER)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(write_failed(error));
+            }
+            _ => {}
+        }
+    }
     let mut pipeline = toml::Table::new();
     for name in PIPELINE {
         let part = table(m, name);
@@ -257,9 +271,10 @@ pub fn write_directory(model: &ModelFile, dir: &Path) -> Result<(), FormatError>
     }
     put(&dir.join("pipeline.toml"), pipeline)?;
     for (name, document) in &model.documents {
-        if name != "chat_template.jinja" {
+        let said = name == "chat_template.jinja" || (name == TOKENIZER && is_converted);
+        if !said {
             crate::atomic::write_file(&dir.join(name), |out| {
-                std::io::Write::write_all(out, document.bytes())
+                std::io::Write::write_all(out, document.as_slice())
             })?;
         }
     }

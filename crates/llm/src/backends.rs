@@ -67,7 +67,12 @@ impl BackendKind {
             // What was asked for is the processor's.
             BackendKind::Auto if compute != Compute::F32 => Ok(on_cpu()),
             BackendKind::Cuda | BackendKind::Atoms if compute != Compute::F32 => {
-                let why = "it does not compute in bf16; use the backend cpu".to_owned();
+                let name = match compute {
+                    Compute::F32 => "f32",
+                    Compute::Bf16 => "bf16",
+                    Compute::F16 => "f16",
+                };
+                let why = format!("it does not compute in {name}; use the backend cpu");
                 Err(Error::Backend { kind: self, why })
             }
             BackendKind::Auto => {

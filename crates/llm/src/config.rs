@@ -23,9 +23,9 @@ pub struct Config {
     pub batch_invariant: bool,
     /// How keys and values of past tokens are stored: `F32`, `F16`, `BF16`, `Q8_0` or `Q4_0`.
     pub kv_type: DType,
-    /// What products with floating-point weights are computed in, on the processor. In bfloat16 both
-    /// sides are rounded to it and sums are `f32`; a CPU with AVX-512 BF16 is faster so, any other
-    /// gives the same results more slowly.
+    /// What products with floating-point weights are computed in, on the processor. In bfloat16 or half
+    /// precision both sides are rounded to it and sums are `f32`. A CPU with AVX-512 BF16 is faster in
+    /// bfloat16, any other gives the same results more slowly; half precision halves the weights.
     pub compute: Compute,
     /// Where models are looked for by name; `None` for [`crate::default_models_dir`].
     pub models_dir: Option<PathBuf>,

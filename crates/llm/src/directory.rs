@@ -76,7 +76,7 @@ pub(crate) fn from_pieces(model: &str, file: &ModelFile) -> Result<Option<Tokeni
         }
     };
     let text = |problem| Error::Text { model: model.to_owned(), problem };
-    let vocabulary = sentencepiece(document.bytes(), arrangement).map_err(text)?;
+    let vocabulary = sentencepiece(document.as_slice(), arrangement).map_err(text)?;
     Ok(Some(Tokenizer::from_vocabulary(vocabulary).map_err(text)?))
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn from_pieces(model: &str, file: &ModelFile) -> Result<Option<Tokeni
 /// `merges.txt`. There is none for families whose way to read texts with them is not known.
 pub(crate) fn from_lists(model: &str, file: &ModelFile) -> Result<Option<Tokenizer>, Error> {
     let metadata = &file.metadata;
-    let document = |name: &str| file.documents.get(name).map(|document| document.bytes());
+    let document = |name: &str| file.documents.get(name).map(|document| document.as_slice());
     let family = metadata.opt::<&str>("config.model_type")?.unwrap_or_default();
     let flag = |name: &str| metadata.opt::<bool>(&format!("tokenizer_config.{name}"));
     let names = |usual: [&str; 5]| -> Result<SpecialNames, Error> {
@@ -167,7 +167,7 @@ pub(crate) fn special_tokens(metadata: &Metadata) -> Result<SpecialTokens, Error
 pub(crate) fn chat_template(file: &ModelFile) -> Result<Option<&str>, Error> {
     const KEY: &str = "tokenizer_config.chat_template";
     if let Some(own) = file.documents.get("chat_template.jinja") {
-        return std::str::from_utf8(own.bytes()).map(Some).map_err(|error| Error::Value {
+        return std::str::from_utf8(own.as_slice()).map(Some).map_err(|error| Error::Value {
             what: "chat_template.jinja",
             why: format!("{error}; fetch the model again"),
         });

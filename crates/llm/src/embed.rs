@@ -25,8 +25,8 @@ pub enum Task {
     Classify,
     /// Labels of tokens: [`Model::classify_tokens`].
     ClassifyTokens,
-    /// Words for gaps, through [`Model::forward`].
-    FillMask,
+    /// Words for gaps, or what comes next, through [`Model::forward`].
+    Words,
 }
 
 /// A label and its score.
@@ -85,9 +85,13 @@ impl Model {
     /// A text is longer than the model takes (unless it may be cut), or the model gives no hidden
     /// states.
     pub fn embed(&self, texts: &[&str], options: TextOptions) -> Result<Vec<Vec<f32>>, Error> {
-        let Some((info, runner)) = self.encoder() else {
-            return self.embed_by_decoder(texts, options);
-        };
+        let (info, runner) = self.encoder().ok_or_else(|| Error::Value {
+            what: "model",
+            why: format!(
+                "{} was loaded to write text; load it for whole sequences (LoadOptions.purpose)",
+                self.package().name()
+            ),
+        })?;
         // A graph that makes vectors itself leaves nothing to pool.
         let made = info.embeds > 0;
         let width = if made { info.embeds } else { self.summary().hidden_size };
@@ -266,13 +270,13 @@ impl Model {
         Ok(all)
     }
 
-    /// What the model is for when it is an encoder.
+    /// What the model is for when it is an encoder, or was loaded for whole sequences.
     pub fn task(&self) -> Option<Task> {
         self.encoder().map(|(info, _)| match info.head {
             Head::None => Task::Embed,
             Head::Sequence => Task::Classify,
             Head::Token => Task::ClassifyTokens,
-            Head::MaskedLm => Task::FillMask,
+            Head::Words => Task::Words,
         })
     }
 
@@ -323,32 +327,6 @@ impl Model {
         let limits = [Some(self.context_length()), stated.or(tokenizer)];
         Ok(limits.into_iter().flatten().min().unwrap_or(usize::MAX))
     }
-
-    /// Vectors from a decoder's hidden states.
-    fn embed_by_decoder(
-        &self,
-        texts: &[&str],
-        options: TextOptions,
-    ) -> Result<Vec<Vec<f32>>, Error> {
-        let stages = Stages::read(&self.package().file, self.summary().hidden_size, false)?;
-        let limit = self.text_limit(Some(&stages))?;
-        let hidden = self.summary().hidden_size;
-        let mut vectors = Vec::with_capacity(texts.len());
-        for text in texts {
-            let text = stages.prepare(text);
-            let encoded = encode(self.package(), &text, None, limit, options)?;
-            let states = self.hidden_states(&encoded.ids)?;
-            if states.is_empty() {
-                let why = format!(
-                    "{} was loaded without hidden states; load it with LoadOptions.hidden_states",
-                    self.package().name()
-                );
-                return Err(Error::Value { what: "model", why });
-            }
-            vectors.push(stages.apply(&states, hidden));
-        }
-        Ok(vectors)
-    }
 }
 
 fn head_name(head: Head) -> &'static str {
@@ -356,7 +334,7 @@ fn head_name(head: Head) -> &'static str {
         Head::None => "an encoder without a head",
         Head::Sequence => "a classifier of texts",
         Head::Token => "a classifier of tokens",
-        Head::MaskedLm => "a masked language model",
+        Head::Words => "a language model",
     }
 }
 

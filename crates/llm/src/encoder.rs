@@ -1,4 +1,4 @@
-//! Running an encoder over many texts at once, without padding.
+//! Running an encoder, or a decoder of whole sequences, over many texts at once, without padding.
 //!
 //! Sequences are packed one after the other into runs of about [`PACK`] tokens, so that short and
 //! long texts share a run and no work is done for padding. What is computed for a sequence depends
@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cyb_exec::{Executor, MemoryUse, Running, StepTime};
-use cyb_models::{EncoderInfo, inputs};
+use cyb_models::{EncoderInfo, Head, inputs};
 
 use crate::{Cancel, Error};
 
@@ -28,6 +28,16 @@ pub(crate) struct Sequence {
     pub(crate) patches: Vec<f32>,
     /// What is added to each patch for its place.
     pub(crate) places: Vec<f32>,
+}
+
+impl Sequence {
+    /// How many of its tokens others see.
+    fn seen(&self) -> usize {
+        match self.shown.is_empty() {
+            true => self.ids.len(),
+            false => self.shown.iter().filter(|&&shown| shown).count(),
+        }
+    }
 }
 
 /// What a graph gives for one sequence. Outputs that were not asked for, or that the model does not
@@ -59,10 +69,10 @@ pub(crate) struct EncoderRunner {
     running: Running,
     inputs: Vec<(usize, Port)>,
     outputs: [Option<usize>; 4],
-    symbols: [Option<usize>; 5],
+    symbols: [Option<usize>; SYMBOLS.len()],
     bound: Vec<usize>,
     /// The largest sizes that there is memory for.
-    limits: [usize; 5],
+    limits: [usize; SYMBOLS.len()],
     copied: [Vec<f32>; 4],
 }
 
@@ -77,11 +87,13 @@ enum Port {
     Relatives,
     RelativeIndex,
     Neighbors,
+    QueryScales,
+    LogitRows,
     Patches,
     PlaceRows,
 }
 
-const PORTS: [(&str, Port); 11] = [
+const PORTS: [(&str, Port); 13] = [
     (inputs::TOKENS, Port::Tokens),
     (inputs::POSITIONS, Port::Positions),
     (inputs::TOKEN_TYPES, Port::TokenTypes),
@@ -91,13 +103,15 @@ const PORTS: [(&str, Port); 11] = [
     (inputs::RELATIVES, Port::Relatives),
     (inputs::RELATIVE_INDEX, Port::RelativeIndex),
     (inputs::NEIGHBORS, Port::Neighbors),
+    (inputs::QUERY_SCALES, Port::QueryScales),
+    (inputs::LOGIT_ROWS, Port::LogitRows),
     (inputs::PATCHES, Port::Patches),
     (inputs::PLACE_ROWS, Port::PlaceRows),
 ];
 const OUTPUTS: [&str; 4] =
     [inputs::LAST_HIDDEN_STATE, inputs::POOLER_OUTPUT, inputs::LOGITS, inputs::EMBEDS];
-/// Tokens, bounds, sequences, relative positions, distances.
-const SYMBOLS: [&str; 5] = ["T", "B", "R", "P", "W"];
+/// Tokens, bounds, sequences, relative positions, distances, tokens with logits.
+const SYMBOLS: [&str; 6] = ["T", "B", "R", "P", "W", "L"];
 
 impl EncoderRunner {
     pub(crate) fn new(executor: &Arc<Executor>) -> Result<EncoderRunner, Error> {
@@ -108,7 +122,7 @@ impl EncoderRunner {
         let inputs = inputs.collect();
         let outputs = OUTPUTS.map(|name| executor.outputs().position(|(n, _)| n == name));
         let symbols = SYMBOLS.map(|name| executor.symbols().index(name));
-        let limits = [1, 2, 1, 1, 1];
+        let limits = [1, 2, 1, 1, 1, 1];
         let mut bound = vec![1; executor.symbols().len()];
         set(&mut bound, symbols, limits);
         let running = executor.start(&bound)?;
@@ -173,8 +187,8 @@ impl EncoderRunner {
                 };
                 let [hidden, pooled, logits, embeds] = &self.copied;
                 let logits_of = match info.head {
-                    cyb_models::Head::Token | cyb_models::Head::MaskedLm => rows(logits),
-                    cyb_models::Head::Sequence | cyb_models::Head::None => one(logits),
+                    Head::Token | Head::Words => rows(logits),
+                    Head::Sequence | Head::None => one(logits),
                 };
                 sink(
                     first + i,
@@ -203,7 +217,10 @@ impl EncoderRunner {
         // Numbers do not fall as a key lies further back.
         let numbers = info.relative.map_or(0..=0, |r| r.number(-longest)..=r.number(longest));
         let n_numbers = (numbers.end() - numbers.start()) as usize + 1;
-        let sizes = [tokens, pack.len() + 1, pack.len(), n_numbers, 2 * longest as usize + 1];
+        // Of a decoder's logits one row is computed even where none is wanted.
+        let n_logits = if wanted.logits { tokens } else { 1 };
+        let distances = 2 * longest as usize + 1;
+        let sizes = [tokens, pack.len() + 1, pack.len(), n_numbers, distances, n_logits];
         let limits = std::array::from_fn(|i| self.limits[i].max(sizes[i]));
         if limits != self.limits {
             set(&mut self.bound, self.symbols, limits);
@@ -249,6 +266,12 @@ impl EncoderRunner {
                     let width = info.convolved;
                     fill(bytes, all.flat_map(|(s, at)| neighbors(s, at, width, tokens as u32)));
                 }
+                Port::QueryScales => {
+                    let scale = |s: &Sequence| info.log_scale.map_or(1.0, |l| l.of(s.seen()));
+                    let each = |s| std::iter::repeat_n(f32::to_bits(scale(s)), s.ids.len());
+                    fill(bytes, pack.iter().flat_map(each));
+                }
+                Port::LogitRows => fill(bytes, 0..n_logits as u32),
                 Port::Patches => floats(bytes, pack.iter().map(|s| s.patches.as_slice())),
                 Port::PlaceRows => floats(bytes, pack.iter().map(|s| s.places.as_slice())),
                 Port::Relatives => fill(bytes, numbers.clone()),

@@ -86,9 +86,9 @@ pub enum Error {
         "the text has {tokens} tokens, but the model takes {limit}; shorten it, or have it cut off there (--truncate)"
     )]
     TextTooLong { tokens: usize, limit: usize },
-    /// An encoder was asked for text.
+    /// A model of whole sequences was asked for text.
     #[error(
-        "{model} is an encoder ({family} family) and writes no text; use embed, classify or forward"
+        "{model} ({family} family) is an encoder, a classifier or made for vectors, and writes no text; use embed, classify or forward"
     )]
     NotADecoder { model: String, family: &'static str },
     /// A model was asked for what another kind of model gives.

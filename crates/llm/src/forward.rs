@@ -6,24 +6,23 @@ use indexmap::IndexMap;
 
 use crate::encoder::{Outputs, Sequence, Wanted};
 use crate::stepper::StepLimits;
-use crate::{Error, LoadOptions, Model, Runtime, SamplingParams, score};
+use crate::{Error, LoadOptions, Model, Purpose, Runtime, SamplingParams, score};
 
-/// What [`Model::forward`] takes, for people.
-pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens], attention_mask [batch, tokens] \
-                                 (optional, default all 1) and position_ids [batch, tokens] or [1, \
-                                 tokens] (optional, default from 0 on), integers";
+/// What [`Model::forward`] takes of a model that was loaded to write text, for people.
+pub const TENSOR_INPUTS: &str = "input_ids [batch, tokens] and attention_mask [batch, tokens] \
+                                 (optional, default all 1), integers; loaded for whole sequences \
+                                 position_ids too";
 
-/// What [`Model::forward`] gives, for people.
-pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary] and, when loaded with \
-                                  hidden_states, last_hidden_state [batch, tokens, hidden], float32";
+/// What [`Model::forward`] gives of it, for people.
+pub const TENSOR_OUTPUTS: &str = "logits [batch, tokens, vocabulary], float32";
 
-/// What [`Model::forward`] takes of an encoder, for people.
+/// What [`Model::forward`] takes of whole sequences, for people.
 pub const ENCODER_INPUTS: &str = "input_ids [batch, tokens], attention_mask [batch, tokens] \
                                   (optional, default all 1), token_type_ids [batch, tokens] \
                                   (optional, default all 0) and position_ids [batch, tokens] or \
                                   [1, tokens] (optional, default as the model counts), integers";
 
-/// What [`Model::forward`] gives of an encoder, for people.
+/// What [`Model::forward`] gives of whole sequences, for people.
 pub const ENCODER_OUTPUTS: &str = "last_hidden_state [batch, tokens, hidden], pooler_output \
                                    [batch, hidden] where the model has a pooler, and logits of its \
                                    head: [batch, labels], [batch, tokens, labels] or [batch, \
@@ -138,9 +137,9 @@ pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f32>> {
 }
 
 impl Model {
-    /// Runs whole sequences through the model once: `input_ids` and what else [`TENSOR_INPUTS`]
-    /// names, to [`TENSOR_OUTPUTS`]. Where `attention_mask` is 0, outputs of a decoder are 0 and
-    /// those of an encoder mean nothing.
+    /// Runs whole sequences through the model once: [`ENCODER_INPUTS`] to [`ENCODER_OUTPUTS`]. A
+    /// decoder that was loaded to write text takes [`TENSOR_INPUTS`] to [`TENSOR_OUTPUTS`]. What is
+    /// given where `attention_mask` is 0 means nothing.
     ///
     /// # Errors
     /// A tensor is missing, unknown, or of the wrong type, rank or size; the error lists what is
@@ -156,72 +155,46 @@ impl Model {
         if self.encoder().is_some() {
             return self.forward_encoder(&batch);
         }
+        self.forward_steps(&batch)
+    }
+
+    /// Through the steps that text is written with, row by row.
+    fn forward_steps(&self, batch: &Batch) -> Result<IndexMap<String, Tensor>, Error> {
         let [n_rows, n_tokens] = batch.shape;
-        let (vocab, hidden) = (self.vocab_size(), self.summary().hidden_size);
+        let vocab = self.vocab_size();
         let mut logits = vec![0.0; batch.ids.len() * vocab];
-        let mut states = Vec::new();
-        let blocks = n_tokens.div_ceil(self.kv_block()).max(1);
+        let (chunk, block) = (self.config().chunk(), self.kv_block());
+        let blocks = n_tokens.div_ceil(block).max(1);
         let mut stepper = self.stepper(StepLimits {
-            tokens: n_tokens.clamp(1, self.config().chunk()),
+            tokens: n_tokens.clamp(1, chunk),
             sequences: 1,
             blocks,
             logits: 1,
-            slots: blocks * self.kv_block(),
+            slots: blocks * block,
         })?;
         for row in 0..n_rows {
             let first = row * n_tokens;
-            // Tokens that do not count are left out; the others keep their positions.
+            // Tokens that do not count are left out.
             let there: Vec<usize> = (0..n_tokens).filter(|i| batch.shown[first + i]).collect();
-            let side_by_side = there.windows(2).all(|two| two[0] + 1 == two[1]);
-            let span = there.last().zip(there.first()).map_or(0, |(last, first)| last - first + 1);
-            if let Some(window) = self.window().filter(|&window| !side_by_side && window < span) {
+            if there.windows(2).any(|two| two[0] + 1 != two[1]) {
                 let why = format!(
-                    "row {row} has a gap between ones, which does not go with the model's window \
-                     of {window} tokens; leave the tokens out and give position_ids"
+                    "row {row} has a gap between ones; load the model for whole sequences \
+                     (LoadOptions.purpose)"
                 );
                 return Err(input_error("attention_mask", why));
             }
             let ids: Vec<u32> = there.iter().map(|&i| batch.ids[first + i]).collect();
-            let place = |&i: &usize| match batch.positions.get(first + i) {
-                Some(&position) => position,
-                None => i as u32,
-            };
-            let turns = stepper.turn_by(there.iter().map(place).collect());
-            if !(turns || side_by_side && batch.positions.is_empty()) {
-                let why = format!(
-                    "{} was loaded without hidden states; load it with LoadOptions.hidden_states",
-                    self.package().name()
-                );
-                return Err(Error::Value { what: "model", why });
-            }
-            let (chunk, block) = (self.config().chunk(), self.kv_block());
-            score::run(
-                &mut stepper,
-                &ids,
-                0,
-                chunk,
-                block,
-                &self.config().cancel,
-                &mut |s, at, n| {
-                    for i in 0..n {
-                        let place = first + there[at + i];
-                        logits[place * vocab..][..vocab].copy_from_slice(score::logits(s, i)?);
-                        if let Some(state) = s.hidden(i)? {
-                            states.resize(batch.ids.len() * hidden, 0.0);
-                            states[place * hidden..][..hidden].copy_from_slice(&state);
-                        }
-                    }
-                    Ok(())
-                },
-            )?;
+            let cancel = &self.config().cancel;
+            score::run(&mut stepper, &ids, 0, chunk, block, cancel, &mut |s, at, n| {
+                for i in 0..n {
+                    let place = first + there[at + i];
+                    logits[place * vocab..][..vocab].copy_from_slice(score::logits(s, i)?);
+                }
+                Ok(())
+            })?;
         }
-        let mut outputs = IndexMap::new();
-        outputs.insert("logits".to_owned(), tensor(vec![n_rows, n_tokens, vocab], &logits)?);
-        if !states.is_empty() {
-            let states = tensor(vec![n_rows, n_tokens, hidden], &states)?;
-            outputs.insert("last_hidden_state".to_owned(), states);
-        }
-        Ok(outputs)
+        let logits = tensor(vec![n_rows, n_tokens, vocab], &logits)?;
+        Ok(IndexMap::from_iter([("logits".to_owned(), logits)]))
     }
 
     fn forward_encoder(&self, batch: &Batch) -> Result<IndexMap<String, Tensor>, Error> {
@@ -256,7 +229,7 @@ impl Model {
             })
             .collect();
         let labels = match info.head {
-            Head::MaskedLm => self.vocab_size(),
+            Head::Words => self.vocab_size(),
             Head::None => 0,
             Head::Sequence | Head::Token => info.labels.len(),
         };
@@ -265,7 +238,7 @@ impl Model {
             hidden_size: self.summary().hidden_size,
             width: info.embeds,
             labels,
-            per_token: matches!(info.head, Head::Token | Head::MaskedLm),
+            per_token: matches!(info.head, Head::Token | Head::Words),
             projected: info.embeds > 0 && info.fill.is_none(),
             ..TowerOutputs::default()
         };
@@ -285,30 +258,6 @@ impl Model {
         Ok(outputs)
     }
 
-    /// The last hidden states of a sequence `[tokens, hidden]`; empty when the model was loaded
-    /// without them.
-    pub(crate) fn hidden_states(&self, ids: &[u32]) -> Result<Vec<f32>, Error> {
-        let blocks = ids.len().div_ceil(self.kv_block()).max(1);
-        let chunk = self.config().chunk();
-        let mut stepper = self.stepper(StepLimits {
-            tokens: ids.len().clamp(1, chunk),
-            sequences: 1,
-            blocks,
-            logits: 1,
-            slots: blocks * self.kv_block(),
-        })?;
-        let mut states = Vec::new();
-        let (block, cancel) = (self.kv_block(), &self.config().cancel);
-        // No position is asked for logits.
-        score::run(&mut stepper, ids, ids.len(), chunk, block, cancel, &mut |s, _, n| {
-            for i in 0..n {
-                states.extend(s.hidden(i)?.unwrap_or_default());
-            }
-            Ok(())
-        })?;
-        Ok(states)
-    }
-
     /// Continues every row of `input_ids` by `n` tokens, each the most probable one; nothing stops
     /// it earlier. Gives `[batch, n]` ids.
     ///
@@ -320,10 +269,6 @@ impl Model {
         n: usize,
     ) -> Result<Tensor, Error> {
         let batch = self.read_batch(inputs)?;
-        if !batch.positions.is_empty() {
-            let why = "tokens that are continued are numbered one after the other".to_owned();
-            return Err(input_error("position_ids", why));
-        }
         let [n_rows, n_tokens] = batch.shape;
         let mut made: Vec<i64> = Vec::with_capacity(n_rows * n);
         for row in 0..n_rows {
@@ -385,7 +330,7 @@ impl Model {
         let types = self.encoder().map(|(info, _)| info.token_types);
         let positioned = match self.encoder() {
             Some((_, runner)) => runner.lock().map_err(|_| Error::Poisoned)?.takes_positions(),
-            None => true,
+            None => false,
         };
         let expected = if types.is_some() { ENCODER_INPUTS } else { TENSOR_INPUTS };
         let input_error =
@@ -476,8 +421,8 @@ impl Runtime {
         n: usize,
     ) -> Result<Tensor, Error> {
         let load = |context| {
-            let options = LoadOptions { without_template: true, context, ..Default::default() };
-            self.load_with(name, options)
+            let (without_template, purpose) = (true, Purpose::Text);
+            self.load_with(name, LoadOptions { purpose, context, without_template })
         };
         let configured = self.config().context;
         let model = load(configured)?;

@@ -1,34 +1,25 @@
 //! A loaded model.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use cyb_engine::{Config as EngineConfig, Engine, Event, Flow, Request, SeqId};
-use cyb_exec::{Backend, Executor, MemoryUse, PrepareOptions, StepInfo};
-use cyb_formats::ModelFile;
-use cyb_ir::{Graph, Source};
-use cyb_models::{EncoderInfo, GraphOptions, Summary, Template};
-use cyb_tensor::DType;
+use cyb_engine::{Engine, Event, Flow, Request, SeqId};
+use cyb_exec::Executor;
+use cyb_models::{EncoderInfo, Summary};
 use cyb_text::{EncodeOptions, Message};
 
 use crate::encoder::EncoderRunner;
 use crate::generation::{Completion, Generation};
+use crate::load::DEFAULT_CONTEXT;
 use crate::metrics::{Metrics, OpTime};
 use crate::pictures::PictureRunner;
 use crate::stepper::{ModelStepper, StepLimits};
-use crate::{Config, Error, ModelMemory, Package, SamplingParams, memory, sentence};
-
-/// Tokens that a sequence may hold when nobody says how many.
-const DEFAULT_CONTEXT: usize = 4096;
+use crate::{Config, Error, Package, SamplingParams, memory};
 
 /// Room for an answer to a long prompt when nobody says how much.
 const DEFAULT_ANSWER: usize = 1024;
-
-/// Sequences that may wait for others to end.
-const MAX_WAITING: usize = 1024;
 
 /// The name of a loaded model, unique in its runtime.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,48 +31,34 @@ impl fmt::Display for ModelId {
     }
 }
 
-/// What a model is loaded for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoadOptions {
-    /// Also compute the last hidden states, for [`Model::forward`], and take `position_ids` there;
-    /// costs a little in every step.
-    pub hidden_states: bool,
-    /// Tokens that a sequence may hold, in place of what [`Config::context`] says. Models with two
-    /// sets of rotary frequencies (long rope) are built for texts of this length.
-    pub context: Option<usize>,
-    /// Load even if the chat template does not compile; prompts are then given as they are.
-    pub without_template: bool,
-}
-
 /// A model ready to run. A handle: clones share weights, KV memory and the prefix cache.
 #[derive(Clone, Debug)]
-pub struct Model(Arc<Inner>);
+pub struct Model(pub(crate) Arc<Inner>);
 
+/// What the handles of a model share.
 #[derive(Debug)]
-struct Inner {
-    id: ModelId,
-    package: Package,
-    family: &'static str,
-    summary: Summary,
-    warnings: Vec<String>,
-    executor: Arc<Executor>,
-    config: Config,
-    block: usize,
-    kv_bytes_per_token: u64,
-    weight_bytes_per_step: u64,
-    load_ms: f64,
-    driver: Driver,
-    pictures: Option<PictureRunner>,
-    /// The fewest positions that a token of some layer of a decoder sees; `None` where all see all.
-    window: Option<usize>,
+pub(crate) struct Inner {
+    pub(crate) id: ModelId,
+    pub(crate) package: Package,
+    pub(crate) family: &'static str,
+    pub(crate) summary: Summary,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) executor: Arc<Executor>,
+    pub(crate) config: Config,
+    pub(crate) block: usize,
+    pub(crate) kv_bytes_per_token: u64,
+    pub(crate) weight_bytes_per_step: u64,
+    pub(crate) load_ms: f64,
+    pub(crate) driver: Driver,
+    pub(crate) pictures: Option<PictureRunner>,
 }
 
 /// What drives a model's graph.
 #[derive(Debug)]
-enum Driver {
+pub(crate) enum Driver {
     Decoder(Box<Mutex<Serving>>),
     Encoder(EncoderInfo, Box<Mutex<EncoderRunner>>),
-    /// There is a tower for pictures alone.
+    /// A tower for pictures alone.
     Pictures,
 }
 
@@ -90,163 +67,11 @@ enum Driver {
 pub(crate) struct Serving {
     pub(crate) engine: Engine<ModelStepper>,
     /// Events that their generations have not taken yet.
-    inbox: HashMap<SeqId, VecDeque<Event>>,
-    latest: Metrics,
-}
-
-/// A kind of operation of a model and where it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartInfo {
-    /// The jet or atom.
-    pub op: &'static str,
-    /// The backend that runs it.
-    pub backend: &'static str,
-    /// The kernel.
-    pub kernel: &'static str,
-    /// How often it is in the model.
-    pub count: usize,
-}
-
-/// What a model is.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelInfo {
-    /// Its name in the runtime.
-    pub id: ModelId,
-    /// Where its file is; `None` for one in memory.
-    pub path: Option<PathBuf>,
-    /// The file's format.
-    pub format: String,
-    /// What the file says its architecture is.
-    pub architecture: String,
-    /// The family whose graph it has.
-    pub family: &'static str,
-    /// Elements of all tensors.
-    pub parameters: u64,
-    /// Layers.
-    pub layers: usize,
-    /// Width of the hidden state.
-    pub hidden_size: usize,
-    /// Attention heads, and those of keys and values.
-    pub heads: (usize, usize),
-    /// Tokens of the vocabulary.
-    pub vocab_size: usize,
-    /// Tokens of the longest sequence that the model was made for.
-    pub context_length: usize,
-    /// Storage formats of the tensors with their number and bytes, the largest first.
-    pub quantization: Vec<(DType, usize, u64)>,
-    /// Whether it has a chat template.
-    pub has_template: bool,
-    /// Memory in use now.
-    pub memory: ModelMemory,
-    /// Where each kind of operation runs.
-    pub parts: Vec<PartInfo>,
-    /// What was noticed while loading and does not hinder.
-    pub warnings: Vec<String>,
+    pub(crate) inbox: HashMap<SeqId, VecDeque<Event>>,
+    pub(crate) latest: Metrics,
 }
 
 impl Model {
-    pub(crate) fn prepare(
-        id: ModelId,
-        package: Package,
-        backends: &[Arc<dyn Backend>],
-        config: &Config,
-        options: LoadOptions,
-        start: Instant,
-    ) -> Result<Model, Error> {
-        if !options.without_template && package.has_template() {
-            package.template()?;
-        }
-        let asked = Config { context: options.context.or(config.context), ..config.clone() };
-        let config = &asked;
-        let graph_options = GraphOptions {
-            kv_dtype: config.kv_type,
-            context: config.context,
-            last_hidden_state: options.hidden_states
-                || sentence::has_stages(&package.file.metadata),
-            rope_positions: options.hidden_states,
-            ..GraphOptions::default()
-        };
-        let built = cyb_models::build(&package.file, &graph_options)?;
-        let summary = built.summary;
-        check_vocabulary(&package, &summary)?;
-        if let Some(asked) = config.context.filter(|&asked| asked > summary.context_length) {
-            let (model, limit) = (package.name.clone(), summary.context_length);
-            return Err(Error::ContextTooLong { model, asked, limit });
-        }
-        if config.context == Some(0) {
-            return Err(Error::Value { what: "context", why: "0; give 1 or more".to_owned() });
-        }
-        package.file.check_unchanged()?;
-        let window = narrowest_window(&built.graph);
-        let kv_bytes_per_token = kv_bytes(&built.graph);
-        let weight_bytes_per_step = step_bytes(&built.graph);
-        let mut warnings = package.file.notes.clone();
-        warnings.extend(built.warnings);
-        let pictures = built
-            .pictures
-            .map(|tower| PictureRunner::new(*tower, built.contrast, backends))
-            .transpose()?;
-        let executor = match &pictures {
-            Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
-            _ => {
-                let layers = config.gpu_layers;
-                let options = PrepareOptions { device_layers: layers, ..Default::default() };
-                Arc::new(Executor::prepare(built.graph, backends, options)?)
-            }
-        };
-        let inner = |executor: Arc<Executor>, load_ms: f64, driver: Driver| Inner {
-            id,
-            package,
-            family: built.family.name,
-            summary,
-            warnings,
-            executor,
-            config: config.clone(),
-            block: graph_options.kv_block,
-            kv_bytes_per_token,
-            weight_bytes_per_step,
-            load_ms,
-            driver,
-            pictures,
-            window,
-        };
-        if let Some(info) = built.encoder {
-            let runner = EncoderRunner::new(&executor)?;
-            let driver = Driver::Encoder(info, Box::new(Mutex::new(runner)));
-            return Ok(Model(Arc::new(inner(executor, millis(start), driver))));
-        }
-        if built.family.template == Template::Towers {
-            return Ok(Model(Arc::new(inner(executor, millis(start), Driver::Pictures))));
-        }
-        let block = graph_options.kv_block;
-        let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
-        let n_blocks = context.div_ceil(block);
-        let limits = StepLimits {
-            tokens: config.chunk().min(context),
-            sequences: 1,
-            blocks: n_blocks,
-            logits: 1,
-            slots: n_blocks * block,
-        };
-        let stepper =
-            ModelStepper::new(&executor, summary.vocab_size, summary.hidden_size, limits)?;
-        let engine_config = EngineConfig {
-            block_size: block,
-            n_blocks,
-            max_running: config.max_sequences,
-            max_waiting: MAX_WAITING,
-            step_tokens: config.chunk().max(config.max_sequences),
-            chunk: config.chunk(),
-            prefix_cache: config.prefix_cache,
-        };
-        let load_ms = millis(start);
-        let latest = Metrics { load_ms, ..Metrics::default() };
-        let serving =
-            Serving { engine: Engine::new(stepper, engine_config), inbox: HashMap::new(), latest };
-        let driver = Driver::Decoder(Box::new(Mutex::new(serving)));
-        Ok(Model(Arc::new(inner(executor, load_ms, driver))))
-    }
-
     /// Its name in the runtime.
     pub fn id(&self) -> &ModelId {
         &self.0.id
@@ -392,72 +217,9 @@ impl Model {
         Metrics { ops: ops.collect(), peak_memory_mb, ..latest }
     }
 
-    /// What the model is and where it runs.
-    pub fn info(&self) -> ModelInfo {
-        let Inner { id, package, family, summary, warnings, executor, .. } = &*self.0;
-        let architecture = match package.file.metadata.contains("config.model_type") {
-            true => package.file.metadata.opt::<&str>("config.model_type"),
-            false => package.file.metadata.opt::<&str>("general.architecture"),
-        };
-        ModelInfo {
-            id: id.clone(),
-            path: package.path.clone(),
-            format: package.file.format.to_string(),
-            architecture: architecture.ok().flatten().unwrap_or(family).to_owned(),
-            family,
-            parameters: summary.parameters,
-            layers: summary.num_hidden_layers,
-            hidden_size: summary.hidden_size,
-            heads: (summary.num_attention_heads, summary.num_key_value_heads),
-            vocab_size: summary.vocab_size,
-            context_length: summary.context_length,
-            quantization: quantization(&package.file),
-            has_template: package.has_template(),
-            memory: self.memory(),
-            parts: parts(executor.steps()),
-            warnings: warnings.clone(),
-        }
-    }
-
-    /// Memory in use now.
-    pub fn memory(&self) -> ModelMemory {
-        let (used, kv_tokens) = match &self.0.driver {
-            Driver::Decoder(_) => {
-                let Ok(serving) = self.serving() else { return ModelMemory::default() };
-                let stepper = serving.engine.model();
-                (stepper.memory(), stepper.limits().slots as u64)
-            }
-            Driver::Encoder(_, runner) => {
-                let Ok(runner) = runner.lock() else { return ModelMemory::default() };
-                (runner.memory(), 0)
-            }
-            Driver::Pictures => (MemoryUse::default(), 0),
-        };
-        let seeing = self.0.pictures.as_ref().and_then(|tower| tower.runner.lock().ok());
-        let seeing = seeing.map(|runner| runner.memory()).unwrap_or_default();
-        let both = match (&self.0.pictures, &self.0.driver) {
-            (Some(tower), Driver::Encoder(..)) => tower.executor.weight_bytes(),
-            _ => 0,
-        };
-        ModelMemory {
-            file: self.0.package.file.tensor_bytes(),
-            weights: (self.0.executor.weight_bytes() + both) as u64,
-            kv: used.states as u64,
-            kv_per_token: self.0.kv_bytes_per_token,
-            kv_tokens,
-            arena: (used.arena + seeing.arena) as u64,
-            scratch: (used.scratch + seeing.scratch) as u64,
-        }
-    }
-
     /// Tokens of the longest sequence that the model was made for.
     pub fn context_length(&self) -> usize {
         self.0.summary.context_length
-    }
-
-    /// The fewest positions that a token of some layer of a decoder sees.
-    pub(crate) fn window(&self) -> Option<usize> {
-        self.0.window
     }
 
     /// Tokens of the vocabulary; every logits row has this length.
@@ -473,8 +235,7 @@ impl Model {
         if !matches!(self.0.driver, Driver::Decoder(_)) {
             return Err(self.not_a_decoder());
         }
-        let Summary { vocab_size, hidden_size, .. } = self.0.summary;
-        ModelStepper::new(&self.0.executor, vocab_size, hidden_size, limits)
+        ModelStepper::new(&self.0.executor, self.0.summary.vocab_size, limits)
     }
 
     pub(crate) fn summary(&self) -> &Summary {
@@ -628,82 +389,6 @@ impl Model {
     }
 }
 
-/// A tokenizer with ids that the model has no embedding for would fail in the middle of an answer.
-fn check_vocabulary(package: &Package, summary: &Summary) -> Result<(), Error> {
-    let Ok(tokenizer) = package.tokenizer() else { return Ok(()) };
-    let (tokens, rows) = (tokenizer.vocab_size(), summary.vocab_size);
-    if tokens > rows {
-        let why = format!(
-            "{} has {tokens} tokens, but the model has {rows} embeddings; the file is damaged",
-            package.name
-        );
-        return Err(Error::Value { what: "vocabulary", why });
-    }
-    Ok(())
-}
-
 pub(crate) fn millis(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
-}
-
-/// Bytes of keys and values for one token, all layers together.
-fn kv_bytes(graph: &Graph) -> u64 {
-    let bytes = graph.states().filter_map(|(_, id)| {
-        let fact = graph.fact(id);
-        let elems = fact.shape.iter().skip(1).map(|dim| dim.known()).product::<Option<usize>>()?;
-        fact.dtype.bytes_for(elems)
-    });
-    bytes.map(|bytes| bytes as u64).sum()
-}
-
-/// The smallest window of any attention over a cache.
-fn narrowest_window(graph: &Graph) -> Option<usize> {
-    let windows = graph.nodes.iter().filter(|node| node.op.name() == "sdpa_paged");
-    let windows = windows.filter_map(|node| match &node.op {
-        cyb_ir::Op::Jet(_, attrs) => attrs.size("window").ok(),
-        cyb_ir::Op::Atom(_) => None,
-    });
-    windows.filter(|&window| window > 0).min()
-}
-
-/// Bytes of weights that a step of one token reads: all of each, but one row of an embedding.
-fn step_bytes(graph: &Graph) -> u64 {
-    let mut read: BTreeMap<&str, u64> = BTreeMap::new();
-    for node in &graph.nodes {
-        for &input in &node.inputs {
-            let Source::Weight(name, tensor, _) = &graph.value(input).source else { continue };
-            let mut bytes = tensor.bytes().len() as u64;
-            if node.op.name() == "embedding" {
-                bytes /= tensor.shape().first().copied().unwrap_or(1).max(1) as u64;
-            }
-            let known = read.entry(name).or_default();
-            *known = bytes.max(*known);
-        }
-    }
-    read.values().sum()
-}
-
-fn quantization(file: &ModelFile) -> Vec<(DType, usize, u64)> {
-    let mut mix: BTreeMap<&str, (DType, usize, u64)> = BTreeMap::new();
-    for tensor in file.tensors.values() {
-        let dtype = tensor.dtype();
-        let (_, count, bytes) = mix.entry(dtype.name()).or_insert((dtype, 0, 0));
-        *count += 1;
-        *bytes += tensor.bytes().len() as u64;
-    }
-    let mut mix: Vec<_> = mix.into_values().collect();
-    mix.sort_by_key(|&(_, _, bytes)| std::cmp::Reverse(bytes));
-    mix
-}
-
-fn parts(steps: Vec<StepInfo>) -> Vec<PartInfo> {
-    let mut parts: Vec<PartInfo> = Vec::new();
-    for StepInfo { op, kernel, backend, .. } in steps {
-        let same = parts.iter_mut().find(|p| (p.op, p.backend, p.kernel) == (op, backend, kernel));
-        match same {
-            Some(part) => part.count += 1,
-            None => parts.push(PartInfo { op, backend, kernel, count: 1 }),
-        }
-    }
-    parts
 }

@@ -47,7 +47,7 @@ impl Package {
         file: ModelFile,
     ) -> Result<Package, Error> {
         let tokenizer = match file.documents.get("tokenizer.json") {
-            Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.bytes())?),
+            Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.as_slice())?),
             None => match vocabulary::tokenizer(&name, &file.metadata)? {
                 Some(tokenizer) => Some(tokenizer),
                 None => match directory::from_pieces(&name, &file)? {

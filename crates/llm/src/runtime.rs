@@ -9,9 +9,11 @@ use cyb_exec::Backend;
 use cyb_fasttext::FastText;
 
 use crate::backends::{self, BackendInfo, Opened};
+use crate::info::ModelInfo;
 use crate::jets::{self, JetInfo};
 use crate::library::{self, Entry};
-use crate::model::{LoadOptions, Model, ModelId, ModelInfo};
+use crate::load::LoadOptions;
+use crate::model::{Model, ModelId};
 use crate::{Config, Error, MachineMemory, Package};
 
 /// Threads, backends and the models folder. Dropping it frees what no [`Model`] holds any more.

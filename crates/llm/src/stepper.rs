@@ -47,14 +47,8 @@ pub struct ModelStepper {
     /// Values of the executor's symbols, in its order.
     bound: Vec<usize>,
     vocab: usize,
-    hidden_size: usize,
     /// Rows of logits of the latest step.
     rows: usize,
-    /// What the tokens of the one sequence are turned by, one after the other; empty for their
-    /// positions.
-    places: Vec<u32>,
-    /// As `places`, of the tokens of a step.
-    turned: Vec<u32>,
 }
 
 /// Where a decoder's inputs, outputs and symbols are in its executor.
@@ -62,13 +56,11 @@ pub struct ModelStepper {
 struct Ports {
     tokens: usize,
     positions: usize,
-    rope_positions: Option<usize>,
     slots: usize,
     rows: usize,
     tables: usize,
     logit_rows: usize,
     logits: usize,
-    hidden: Option<usize>,
     symbols: [Option<usize>; 5],
 }
 
@@ -90,13 +82,11 @@ impl Ports {
         Ok(Ports {
             tokens: input(inputs::TOKENS)?,
             positions: input(inputs::POSITIONS)?,
-            rope_positions: input(inputs::ROPE_POSITIONS).ok(),
             slots: input(inputs::SLOTS)?,
             rows: input(inputs::ROWS)?,
             tables: input(inputs::TABLES)?,
             logit_rows: input(inputs::LOGIT_ROWS)?,
             logits: output(inputs::LOGITS).ok_or_else(|| missing(inputs::LOGITS))?,
-            hidden: output(inputs::LAST_HIDDEN_STATE),
             symbols: SYMBOLS.map(|name| executor.symbols().index(name)),
         })
     }
@@ -115,23 +105,13 @@ impl ModelStepper {
     pub(crate) fn new(
         executor: &Arc<Executor>,
         vocab: usize,
-        hidden_size: usize,
         limits: StepLimits,
     ) -> Result<ModelStepper, Error> {
         let ports = Ports::of(executor)?;
         let mut bound = vec![1; executor.symbols().len()];
         ports.set(&mut bound, &limits);
         let running = executor.start(&bound)?;
-        let (places, turned) = (Vec::new(), Vec::new());
-        let rows = 0;
-        Ok(ModelStepper { running, ports, limits, bound, vocab, hidden_size, rows, places, turned })
-    }
-
-    /// Turns the tokens of the one sequence that is computed by these positions instead of their
-    /// places in it. Whether the graph can.
-    pub(crate) fn turn_by(&mut self, places: Vec<u32>) -> bool {
-        self.places = places;
-        self.ports.rope_positions.is_some()
+        Ok(ModelStepper { running, ports, limits, bound, vocab, rows: 0 })
     }
 
     /// The sizes that there is memory for.
@@ -151,15 +131,6 @@ impl ModelStepper {
             self.limits = limits;
         }
         Ok(())
-    }
-
-    /// The last hidden state of token `index` of the latest step, when the graph gives it.
-    pub(crate) fn hidden(&mut self, index: usize) -> Result<Option<Vec<f32>>, Error> {
-        let Some(output) = self.ports.hidden else { return Ok(None) };
-        let width = self.hidden_size.saturating_mul(4);
-        let bytes = self.running.output(output)?;
-        let row = bytes.get(index.saturating_mul(width)..).and_then(|rest| rest.get(..width));
-        Ok(row.map(|row| floats(row).collect()))
     }
 
     pub(crate) fn memory(&self) -> MemoryUse {
@@ -194,13 +165,6 @@ impl ModelStepper {
         ] {
             self.running.input(port, &mut |bytes| fill(bytes, values));
         }
-        if let Some(port) = self.ports.rope_positions {
-            self.turned.clear();
-            let place = |&at: &u32| self.places.get(at as usize).copied().unwrap_or(at);
-            self.turned.extend(plan.positions.iter().map(place));
-            let turned = &self.turned;
-            self.running.input(port, &mut |bytes| fill(bytes, turned));
-        }
         self.running.run()?;
         self.rows = plan.n_logits();
         Ok(())
@@ -213,10 +177,6 @@ fn fill(bytes: &mut [u8], values: &[u32]) {
     for place in bytes.chunks_exact_mut(4) {
         place.copy_from_slice(&values.next().copied().unwrap_or(0).to_ne_bytes());
     }
-}
-
-fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }
 
 impl Stepper for ModelStepper {

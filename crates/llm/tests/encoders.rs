@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use cyb_llm::{
-    BackendKind, Config, DType, Error, IndexMap, LoadOptions, Model, Runtime, Scored, Tensor,
-    TextOptions, ZeroShot, npz,
+    BackendKind, Config, DType, Error, IndexMap, LoadOptions, Model, Purpose, Runtime, Scored,
+    Tensor, TextOptions, ZeroShot, npz,
 };
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ fn error(got: &[f32], want: &[f32]) -> f64 {
 /// Every row of every output within a relative error of 1e-3, where the mask is 1.
 fn agrees(name: &str, backend: BackendKind) {
     let path = golden(name);
-    let options = LoadOptions { hidden_states: true, ..LoadOptions::default() };
+    let options = LoadOptions { purpose: Purpose::Sequences, ..LoadOptions::default() };
     let model = runtime(2, backend).load_with(path.to_str().unwrap(), options).unwrap();
     let inputs = arrays(name, "in.");
     let outputs = model.forward(&inputs).unwrap();
@@ -110,6 +110,12 @@ encoders! {
     eurobert_late "eurobert-late";
     t5 "t5";
     t5_gated "t5-gated";
+    qwen3_that_ranks "qwen3-rerank";
+    gemma2_that_classifies "gemma2-pair";
+    llama_that_tags "llama-tags";
+    mistral_with_gaps_and_a_window "mistral-gaps";
+    gemma3_both_ways "gemma3-both-ways";
+    gte_as_published "gte-new";
 }
 
 #[test]
@@ -118,6 +124,8 @@ fn without_kernels() {
     agrees("roberta-nli", BackendKind::Atoms);
     agrees("deberta", BackendKind::Atoms);
     agrees("deberta-conv", BackendKind::Atoms);
+    agrees("gemma2-pair", BackendKind::Atoms);
+    agrees("gte-new", BackendKind::Atoms);
 }
 
 #[test]
@@ -128,6 +136,11 @@ fn a_directory_of_our_own_gives_the_same_bits() {
         let original = model(name);
         original.package().write_directory(&own).unwrap();
         assert!(own.join("config.toml").is_file() && !own.join("config.json").exists());
+        // The tokenizer is in vocab.toml, and two of them are none.
+        assert!(own.join("vocab.toml").is_file() && !own.join("tokenizer.json").exists());
+        std::fs::write(own.join("tokenizer.json"), "{}").unwrap();
+        assert!(load(&own).unwrap_err().to_string().contains("keep one"));
+        std::fs::remove_file(own.join("tokenizer.json")).unwrap();
         let again = load(&own).unwrap();
         let cut = TextOptions { truncate: true };
         let texts = ["The river flows near Rome.", "why?"];
@@ -364,7 +377,7 @@ fn classifiers_give_what_the_pipelines_give() {
     let golden = json("texts.json");
     let texts: Vec<&str> =
         golden["texts"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
-    for name in ["bert-pair", "roberta-nli", "distilbert", "electra"] {
+    for name in ["bert-pair", "roberta-nli", "distilbert", "electra", "gemma2-pair"] {
         let pairs: Vec<_> = texts.iter().map(|t| (*t, None)).collect();
         let scored = model(name).classify(&pairs, TextOptions::default()).unwrap();
         for (scored, want) in scored.iter().zip(golden[name].as_array().unwrap()) {
@@ -412,10 +425,12 @@ fn labels_of_ones_own_and_ranking() {
     }
     let documents: Vec<&str> = texts.iter().map(String::as_str).collect();
     let query = golden["query"].as_str().unwrap();
-    let scores = model("bert-rerank").rerank(query, &documents, TextOptions::default()).unwrap();
-    for (score, want) in scores.iter().zip(golden["rerank"].as_array().unwrap()) {
-        let want = want.as_f64().unwrap();
-        assert!((f64::from(*score) - want).abs() < 1e-3, "{score}, not {want}");
+    for name in ["bert-rerank", "qwen3-rerank"] {
+        let scores = model(name).rerank(query, &documents, TextOptions::default()).unwrap();
+        for (score, want) in scores.iter().zip(golden[name].as_array().unwrap()) {
+            let want = want.as_f64().unwrap();
+            assert!((f64::from(*score) - want).abs() < 1e-3, "{name}: {score}, not {want}");
+        }
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use cyb_llm::media::Image;
 use cyb_llm::{
-    BackendKind, Config, IndexMap, LoadOptions, Model, Runtime, Tensor, TextOptions, ZeroShot, npz,
+    BackendKind, Config, IndexMap, LoadOptions, Model, Purpose, Runtime, Tensor, TextOptions,
+    ZeroShot, npz,
 };
 use serde_json::Value;
 
@@ -16,7 +17,7 @@ fn golden(name: &str) -> PathBuf {
 
 fn model_on(name: &str, backend: BackendKind) -> Model {
     let config = Config { threads: Some(2), backend, ..Config::auto() };
-    let options = LoadOptions { hidden_states: true, ..LoadOptions::default() };
+    let options = LoadOptions { purpose: Purpose::Sequences, ..LoadOptions::default() };
     let path = golden(name);
     Runtime::new(config).unwrap().load_with(path.to_str().unwrap(), options).unwrap()
 }

@@ -23,6 +23,8 @@ pub struct Config {
     /// What the configuration says about sharing the embedding with the output head. The tensors
     /// that are there decide; a contradiction is reported.
     pub tie_word_embeddings: Option<bool>,
+    /// Whether a token sees those after it too; such a model writes no text.
+    pub bidirectional: bool,
     pub rope: Rope,
 }
 
@@ -76,6 +78,7 @@ impl Config {
                 || keys.wrong("attention.layer_norm_rms_epsilon", "it must be there".into()),
             )?,
             tie_word_embeddings: None,
+            bidirectional: false,
             rope: rope(keys, weights, head_dim, style, theta)?,
         })
     }

@@ -20,6 +20,14 @@ pub(crate) struct Defaults {
     pub(crate) rms_norm_eps: f32,
     /// The value of `hidden_act` (or `hidden_activation`) that the family computes.
     pub(crate) activation: &'static [&'static str],
+    /// Whether the family may look both ways.
+    pub(crate) bidirectional: bool,
+}
+
+impl Defaults {
+    /// Nothing assumed.
+    pub(crate) const NONE: Defaults =
+        Defaults { theta: 0.0, rms_norm_eps: 0.0, activation: &[], bidirectional: false };
 }
 
 impl Config {
@@ -69,7 +77,11 @@ impl Config {
         // What it is anyway, and where a rotary scaling would begin.
         keys.harmless(&["is_decoder", "is_llama_config", "original_max_position_embeddings"]);
         keys.only("add_cross_attention", false)?;
-        keys.only("use_bidirectional_attention", false)?;
+        const BOTH_WAYS: &str = "use_bidirectional_attention";
+        let bidirectional = keys.opt::<bool>(BOTH_WAYS)?.unwrap_or(false);
+        if bidirectional && !defaults.bidirectional {
+            return Err(keys.wrong(BOTH_WAYS, "this family does not look ahead".into()));
+        }
         let max_position_embeddings = keys.size("max_position_embeddings")?;
         Ok(Config {
             vocab_size: keys.size("vocab_size")?,
@@ -82,6 +94,7 @@ impl Config {
             max_position_embeddings,
             rms_norm_eps: keys.opt_positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps),
             tie_word_embeddings: keys.opt("tie_word_embeddings")?,
+            bidirectional,
             rope: rope(keys, head_dim, max_position_embeddings, None, defaults.theta)?,
         })
     }

@@ -1,21 +1,25 @@
 //! The vocabulary in which decoder families are written: embedding, norm, projection, rotary
-//! embedding, attention over the paged cache, gated feed-forward, output head.
+//! embedding, attention, gated feed-forward, heads.
 //!
-//! A decoder's graph serves any mix of sequences at once. T tokens come in, each with its position
-//! in its sequence, the pool slot where its key and value are stored, and the row of the block
-//! table that lists its sequence's pool blocks; logits come out for L of them. [`crate::inputs`]
-//! names the inputs.
+//! A family's layers are built in one of two layouts. For text that is continued, keys and values lie
+//! in a paged cache, and the graph serves any mix of sequences at once: T tokens come in, each with
+//! its position in its sequence, the pool slot where its key and value are stored, and the row of
+//! the block table that lists its sequence's pool blocks; logits come out for L of them. For whole
+//! sequences the graph is that of an encoder whose tokens do not look ahead: T tokens come in between
+//! the bounds of R sequences, hidden states and what the head makes of them come out, and there is
+//! no state. [`crate::inputs`] names the inputs.
 
 use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
 use cyb_jets::{
-    ADD, EMBEDDING, GEGLU, KV_CACHE, LINEAR, MUL, RMSNORM, ROPE, SDPA_PAGED, SWIGLU, TANH,
+    ADD, EMBEDDING, GEGLU, KV_CACHE, LINEAR, MUL, RMSNORM, ROPE, SDPA_PACKED, SDPA_PAGED, SWIGLU,
+    TANH,
 };
 use cyb_tensor::{DType, Dim, Tensor, TensorError};
 
 use crate::config::Config;
 use crate::rope::{Rope, Style};
 use crate::weights::Weights;
-use crate::{GraphOptions, ModelError, inputs};
+use crate::{GraphOptions, Head, ModelError, inputs};
 
 type Built = Result<ValueId, ModelError>;
 
@@ -52,7 +56,7 @@ impl RopeTable {
 pub(crate) struct Attention {
     /// Factor on the products of queries and keys.
     pub(crate) scale: f64,
-    /// Positions that a token sees, itself included; all earlier ones when `None`.
+    /// Positions that a token sees, itself included, on one side; all when `None`.
     pub(crate) window: Option<usize>,
     /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 for none.
     pub(crate) softcap: f64,
@@ -65,6 +69,24 @@ pub(crate) enum Gate {
     GeluTanh,
 }
 
+/// Where keys and values are.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    /// In the pools of a cache.
+    Paged { slots: ValueId, rows: ValueId, tables: ValueId },
+    /// At hand: every sequence is whole.
+    Packed { bounds: ValueId, shown: ValueId },
+}
+
+/// What a decoder's graph ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub(crate) head: Head,
+    pub(crate) labels: usize,
+    /// Whether sequences are whole, which classifiers ask for.
+    pub(crate) packed: bool,
+}
+
 /// A decoder's graph while it is built.
 pub(crate) struct Decoder<'a> {
     b: Builder,
@@ -73,12 +95,9 @@ pub(crate) struct Decoder<'a> {
     weights: Weights<'a>,
     tokens: ValueId,
     positions: ValueId,
-    /// What tokens are turned by.
-    rope_positions: ValueId,
-    slots: ValueId,
-    rows: ValueId,
-    tables: ValueId,
-    logit_rows: ValueId,
+    layout: Layout,
+    logit_rows: Option<ValueId>,
+    ending: Ending,
     layer: usize,
     /// Whether only the rows that logits are asked for are left.
     narrowed: bool,
@@ -92,22 +111,28 @@ impl<'a> Decoder<'a> {
         config: &'a Config,
         weights: Weights<'a>,
         options: &'a GraphOptions,
+        ending: Ending,
     ) -> Result<Decoder<'a>, ModelError> {
-        options.check(config.head_dim)?;
         let mut b = Builder::new();
         let mut input = |name: &str, dims: &[&str]| {
             b.input(name, Fact::new(DType::I32, dims.iter().map(|d| Dim::symbol(d))))
         };
         let tokens = input(inputs::TOKENS, &["T"]);
         let positions = input(inputs::POSITIONS, &["T"]);
-        let rope_positions = match options.rope_positions {
-            true => input(inputs::ROPE_POSITIONS, &["T"]),
-            false => positions,
+        let layout = match ending.packed {
+            true => Layout::Packed {
+                bounds: input(inputs::BOUNDS, &["B"]),
+                shown: input(inputs::SHOWN, &["T"]),
+            },
+            false => {
+                options.check(config.head_dim)?;
+                Layout::Paged {
+                    slots: input(inputs::SLOTS, &["T"]),
+                    rows: input(inputs::ROWS, &["T"]),
+                    tables: input(inputs::TABLES, &["R", "M"]),
+                }
+            }
         };
-        let slots = input(inputs::SLOTS, &["T"]);
-        let rows = input(inputs::ROWS, &["T"]);
-        let tables = input(inputs::TABLES, &["R", "M"]);
-        let logit_rows = input(inputs::LOGIT_ROWS, &["L"]);
         Ok(Decoder {
             b,
             config,
@@ -115,11 +140,9 @@ impl<'a> Decoder<'a> {
             weights,
             tokens,
             positions,
-            rope_positions,
-            slots,
-            rows,
-            tables,
-            logit_rows,
+            layout,
+            logit_rows: None,
+            ending,
             layer: 0,
             narrowed: false,
             logit_cap: 0.0,
@@ -202,8 +225,11 @@ impl<'a> Decoder<'a> {
 
     /// A projection of the layer, with its bias where the file has one: `[..., out]`.
     pub(crate) fn linear(&mut self, x: ValueId, name: &str, out: usize) -> Built {
-        let name = self.scoped(name);
-        self.b.set_label(&name);
+        self.project(x, &self.scoped(name), out)
+    }
+
+    fn project(&mut self, x: ValueId, name: &str, out: usize) -> Built {
+        self.b.set_label(name);
         let width = self.width(x)?;
         let weight = self.weights.value(&mut self.b, &format!("{name}.weight"), &[out, width])?;
         let bias = format!("{name}.bias");
@@ -225,7 +251,7 @@ impl<'a> Decoder<'a> {
     /// Turns queries or keys `[T, heads, head_dim]` by their positions.
     pub(crate) fn rope(&mut self, x: ValueId, table: &RopeTable) -> Built {
         self.b.set_label(&self.scoped("rope"));
-        table.turn(&mut self.b, x, self.rope_positions)
+        table.turn(&mut self.b, x, self.positions)
     }
 
     /// Several projections into heads from one matrix: `[T, heads[i], head_dim]`.
@@ -249,8 +275,8 @@ impl<'a> Decoder<'a> {
         Ok(out)
     }
 
-    /// Stores the layer's keys and values in its pools and attends over each token's sequence:
-    /// `[T, heads * head_dim]`.
+    /// Attends over the tokens of each token's sequence up to itself, those of earlier steps, whose
+    /// keys and values are in the layer's pools, included: `[T, heads * head_dim]`.
     pub(crate) fn attention(
         &mut self,
         q: ValueId, // [T, heads, head_dim]
@@ -258,39 +284,60 @@ impl<'a> Decoder<'a> {
         v: ValueId, // [T, kv_heads, head_dim]
         how: &Attention,
     ) -> Built {
-        self.b.set_label(&self.scoped("kv_cache"));
-        let keys = self.store("k", k)?; // [N, kv_heads, head_dim]
-        let values = self.store("v", v)?;
-        self.b.set_label(&self.scoped("attn"));
-        let attrs = Attrs::new()
-            .with("scale", how.scale)
-            .with("window", how.window.unwrap_or(0))
-            .with("softcap", how.softcap)
-            .with("block", self.options.kv_block);
-        let given = [q, keys, values, self.tables, self.rows, self.positions];
-        let y = self.jet(&SDPA_PAGED, attrs, &given)?; // [T, heads, head_dim]
+        let attrs = Attrs::new().with("scale", how.scale).with("softcap", how.softcap);
+        let y = match self.layout {
+            Layout::Paged { slots, rows, tables } => {
+                self.b.set_label(&self.scoped("kv_cache"));
+                let keys = self.store("k", slots, k)?; // [N, kv_heads, head_dim]
+                let values = self.store("v", slots, v)?;
+                self.b.set_label(&self.scoped("attn"));
+                let window = how.window.unwrap_or(0);
+                let attrs = attrs.with("window", window).with("block", self.options.kv_block);
+                self.jet(&SDPA_PAGED, attrs, &[q, keys, values, tables, rows, self.positions])?
+            }
+            // A token that sees itself alone.
+            Layout::Packed { .. } if how.window == Some(1) => self.spread(v)?,
+            Layout::Packed { bounds, shown } => {
+                self.b.set_label(&self.scoped("attn"));
+                // A window counts the token itself here, and not there.
+                let window = how.window.map_or(0, |window| window - 1);
+                let causal = !self.config.bidirectional;
+                let attrs = attrs.with("window", window).with("causal", causal);
+                self.jet(&SDPA_PACKED, attrs, &[q, k, v, bounds, shown])?
+            }
+        }; // [T, heads, head_dim]
         let tokens = self.b.dim(y, 0)?;
         let width = self.config.num_attention_heads.saturating_mul(self.config.head_dim);
         Ok(self.b.reshape(y, [tokens, width.into()])?)
     }
 
-    fn store(&mut self, pool: &str, new: ValueId) -> Built {
+    /// `[T, kv_heads, head_dim]` for each query head.
+    fn spread(&mut self, v: ValueId) -> Built {
+        let (tokens, width) = (self.b.dim(v, 0)?, self.b.dim(v, 2)?);
+        let (heads, groups) = (self.config.num_attention_heads, self.config.num_key_value_heads);
+        let v = self.b.unsqueeze(v, 2)?;
+        let each = [tokens.clone(), groups.into(), (heads / groups).into(), width.clone()];
+        let v = self.b.broadcast(v, each)?;
+        Ok(self.b.reshape(v, [tokens, heads.into(), width])?)
+    }
+
+    fn store(&mut self, pool: &str, slots: ValueId, new: ValueId) -> Built {
         let shape = [Dim::symbol("N"), self.b.dim(new, 1)?, self.b.dim(new, 2)?];
         let fact = Fact::new(self.options.kv_dtype, shape);
         let pool = self.b.state(&format!("{pool}.{}", self.layer), fact);
-        let stored = self.jet(&KV_CACHE, Attrs::new(), &[pool, self.slots, new])?;
+        let stored = self.jet(&KV_CACHE, Attrs::new(), &[pool, slots, new])?;
         self.b.update(pool, stored);
         Ok(stored)
     }
 
     /// In the last layer, past its attention, tokens no longer depend on each other: only the rows
-    /// that logits are asked for go on, unless the hidden states are an output too.
+    /// that logits are asked for go on, unless the hidden states are an output.
     pub(crate) fn narrow<const K: usize>(
         &mut self,
         xs: [ValueId; K],
     ) -> Result<[ValueId; K], ModelError> {
         let last = self.layer + 1 == self.config.num_hidden_layers;
-        if !last || self.options.last_hidden_state {
+        if !last || self.ending.packed {
             return Ok(xs);
         }
         self.narrowed = true;
@@ -303,8 +350,15 @@ impl<'a> Decoder<'a> {
 
     /// The rows that logits are asked for.
     fn pick(&mut self, x: ValueId) -> Built {
+        let rows = match self.logit_rows {
+            Some(rows) => rows,
+            None => {
+                let fact = Fact::new(DType::I32, [Dim::symbol("L")]);
+                *self.logit_rows.insert(self.b.input(inputs::LOGIT_ROWS, fact))
+            }
+        };
         self.b.set_label("logit_rows");
-        self.jet(&EMBEDDING, Attrs::new(), &[x, self.logit_rows])
+        self.jet(&EMBEDDING, Attrs::new(), &[x, rows])
     }
 
     /// Gated feed-forward: `down(gate(x) * up(x))`.
@@ -340,17 +394,40 @@ impl<'a> Decoder<'a> {
         self.logit_cap = cap;
     }
 
-    /// The final norm and the output head.
+    /// The final norm and the head.
+    pub(crate) fn head(&mut self, x: ValueId) -> Result<(), ModelError> {
+        let h = self.norm_named(x, "output_norm")?; // [T, hidden]
+        if self.ending.packed {
+            self.b.output(inputs::LAST_HIDDEN_STATE, h);
+        }
+        let logits = match self.ending.head {
+            // Text is continued by the embedding where there is no head.
+            Head::None if self.ending.packed => return Ok(()),
+            Head::None | Head::Words => self.words(h)?, // [L, vocab]
+            Head::Token => self.score(h)?,              // [T, labels]
+            Head::Sequence => {
+                let fact = Fact::new(DType::I32, [Dim::symbol("R")]);
+                let pooled = self.b.input(inputs::POOLED, fact);
+                let one = self.jet(&EMBEDDING, Attrs::new(), &[h, pooled])?; // [R, hidden]
+                self.score(one)? // [R, labels]
+            }
+        };
+        self.b.output(inputs::LOGITS, logits);
+        Ok(())
+    }
+
+    /// A classifier.
+    fn score(&mut self, x: ValueId) -> Built {
+        self.project(x, "score", self.ending.labels)
+    }
+
+    /// Logits of the vocabulary, for the rows that are asked for.
     ///
     /// The head of a GGUF file is `output.weight` where the file has it and the embedding where not,
     /// whatever the configuration says: converters write the tensors that the model was run with. A
     /// checkpoint's head is the embedding where its configuration says so, as in transformers, even
     /// if there is an `lm_head`.
-    pub(crate) fn head(&mut self, x: ValueId) -> Result<(), ModelError> {
-        let mut h = self.norm_named(x, "output_norm")?;
-        if self.options.last_hidden_state {
-            self.b.output(inputs::LAST_HIDDEN_STATE, h); // [T, hidden]
-        }
+    fn words(&mut self, mut h: ValueId) -> Built {
         let tied = self.weights.is_checkpoint() && self.config.tie_word_embeddings == Some(true);
         let stored = self.weights.has("output.weight");
         let separate = stored && !tied;
@@ -372,21 +449,17 @@ impl<'a> Decoder<'a> {
             true => self.weights.value(&mut self.b, "output.weight", &shape)?,
             false => self.embedding()?,
         };
-        if !self.options.logits {
-            return Ok(());
-        }
         if !self.narrowed {
             h = self.pick(h)?; // [L, hidden]
         }
         self.b.set_label("output");
-        let mut logits = self.jet(&LINEAR, Attrs::new(), &[h, table])?; // [L, vocab]
-        if self.logit_cap > 0.0 {
-            let small = self.scale(logits, 1.0 / self.logit_cap)?;
-            let bounded = self.jet(&TANH, Attrs::new(), &[small])?;
-            logits = self.scale(bounded, self.logit_cap)?;
+        let logits = self.jet(&LINEAR, Attrs::new(), &[h, table])?; // [L, vocab]
+        if self.logit_cap == 0.0 {
+            return Ok(logits);
         }
-        self.b.output(inputs::LOGITS, logits);
-        Ok(())
+        let small = self.scale(logits, 1.0 / self.logit_cap)?;
+        let bounded = self.jet(&TANH, Attrs::new(), &[small])?;
+        self.scale(bounded, self.logit_cap)
     }
 
     /// The graph, its weights and what was noticed.

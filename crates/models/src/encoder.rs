@@ -5,7 +5,6 @@
 //! come in with their positions and token types, and the bounds of R sequences; there is no padding.
 //! [`crate::inputs`] names the inputs.
 
-use cyb_formats::Value;
 use cyb_ir::{Attrs, Builder, Fact, Graph, Jet, ValueId};
 use cyb_jets::{
     ADD, CONCAT, EMBEDDING, GELU, LAYERNORM, LINEAR, MUL, RELU, RMSNORM, SDPA_DISENTANGLED,
@@ -14,212 +13,18 @@ use cyb_jets::{
 use cyb_tensor::{DType, Dim, Tensor};
 
 use crate::decoder::RopeTable;
-use crate::keys::Keys;
 use crate::registry::Source;
 use crate::rope::Rope;
 use crate::weights::Weights;
 use crate::{Family, ModelError, Summary, TextModel, inputs};
 
+mod head;
+mod info;
+
+pub(crate) use head::{Activation, decoder_head, head, labels, scores};
+pub use info::{EncoderInfo, Head, LogScale, Pooled, Positions, Relative, Scores};
+
 pub(crate) type Built = Result<ValueId, ModelError>;
-
-/// What an encoder is asked for beyond its hidden states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
-    /// Nothing: hidden states, and the pooler's output where the model has one.
-    None,
-    /// `logits [R, labels]`.
-    Sequence,
-    /// `logits [T, labels]`.
-    Token,
-    /// `logits [T, vocabulary]`.
-    MaskedLm,
-}
-
-/// How logits become scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
-    /// One label holds.
-    Softmax,
-    /// Each label holds or not.
-    Sigmoid,
-    /// The logits are the scores.
-    Plain,
-}
-
-/// How an encoder is driven.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EncoderInfo {
-    pub head: Head,
-    /// Names of the head's labels, in the order of its logits; none without such a head.
-    pub labels: Vec<String>,
-    pub scores: Scores,
-    pub positions: Positions,
-    /// Kinds of token types; 0 where the model has no such input.
-    pub token_types: usize,
-    /// Which token's state stands for its sequence.
-    pub pooled: Pooled,
-    /// How relative positions are numbered, where the graph asks for them.
-    pub relative: Option<Relative>,
-    /// The token that texts are filled up with to the longest length; `None` where they are not.
-    pub fill: Option<u32>,
-    /// Width of the vector of a text that the graph itself makes; 0 without one.
-    pub embeds: usize,
-    /// Tokens under a convolution, an odd number; 0 without one.
-    pub convolved: usize,
-}
-
-impl EncoderInfo {
-    /// A model with a head, with everything else as most have it.
-    pub(crate) fn with_head(head: Head, labels: &[String], scores: Scores) -> EncoderInfo {
-        let labels = match head {
-            Head::Sequence | Head::Token => labels.to_vec(),
-            Head::None | Head::MaskedLm => Vec::new(),
-        };
-        EncoderInfo { head, labels, scores, ..EncoderInfo::default() }
-    }
-}
-
-/// A model of hidden states alone, with everything else as most have it.
-impl Default for EncoderInfo {
-    fn default() -> EncoderInfo {
-        EncoderInfo {
-            head: Head::None,
-            labels: Vec::new(),
-            scores: Scores::Plain,
-            positions: Positions::Counted,
-            token_types: 0,
-            pooled: Pooled::First,
-            relative: None,
-            fill: None,
-            embeds: 0,
-            convolved: 0,
-        }
-    }
-}
-
-/// How the tokens of a sequence get their positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Positions {
-    /// From 0 on.
-    Counted,
-    /// From one behind this id of padding on; padding itself has its id as position and does not
-    /// count, as in RoBERTa.
-    PastPadding(u32),
-}
-
-impl Positions {
-    /// The position of each token.
-    pub fn of(self, ids: &[u32]) -> impl Iterator<Item = u32> {
-        let mut next = 0;
-        ids.iter().map(move |&id| match self {
-            Positions::Counted => {
-                next += 1;
-                next - 1
-            }
-            Positions::PastPadding(pad) if id == pad => pad,
-            Positions::PastPadding(pad) => {
-                next += 1;
-                next + pad
-            }
-        })
-    }
-}
-
-/// Which token's state stands for its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooled {
-    First,
-    Last,
-    /// The first with this id; the first of all without one.
-    Id(u32),
-    /// The first with the largest id.
-    LargestId,
-}
-
-impl Pooled {
-    /// Its index in the sequence.
-    pub fn of(self, ids: &[u32]) -> usize {
-        let largest = || ids.iter().copied().max().unwrap_or(0);
-        let place = |wanted: u32| ids.iter().position(|&id| id == wanted).unwrap_or(0);
-        match self {
-            Pooled::First => 0,
-            Pooled::Last => ids.len().saturating_sub(1),
-            Pooled::Id(id) => place(id),
-            Pooled::LargestId => place(largest()),
-        }
-    }
-}
-
-/// Relative positions as DeBERTa numbers them: by single steps near a token, by the logarithm of
-/// the distance further away.
-///
-/// Reference: `make_log_bucket_position` of Hugging Face transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Relative {
-    /// Positions to each side; numbers are below twice that.
-    pub span: usize,
-    /// Buckets and the longest distance they are for, where distances are put into buckets. There
-    /// are at least 2, and half of them are less than the distance less 1.
-    pub buckets: Option<[usize; 2]>,
-}
-
-impl Relative {
-    /// The number of a key that lies `back` tokens before its query; it does not fall as `back`
-    /// rises.
-    pub fn number(&self, back: i64) -> u32 {
-        let span = self.span as i64;
-        (self.bucket(back) + span).clamp(0, 2 * span - 1) as u32
-    }
-
-    fn bucket(&self, back: i64) -> i64 {
-        let Some([count, longest]) = self.buckets else { return back };
-        let middle = (count / 2) as i64;
-        let apart = back.abs();
-        if apart <= middle {
-            return back;
-        }
-        // In f32, as the reference.
-        let (steps, unit) = (middle as f32, (longest - 1) as f64 / middle as f64);
-        let log = (apart as f32 / steps).ln() / (unit as f32).ln() * (steps - 1.0);
-        (log.ceil() as i64 + middle) * back.signum()
-    }
-}
-
-/// Activation of a feed-forward or a head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activation {
-    GeluErf,
-    GeluTanh,
-    GeluQuick,
-    Relu,
-    Silu,
-    Tanh,
-}
-
-impl Activation {
-    /// The activation that a key names; `otherwise` where it is absent.
-    pub(crate) fn read(
-        keys: &Keys,
-        name: &str,
-        otherwise: Activation,
-    ) -> Result<Activation, ModelError> {
-        Ok(match keys.opt::<&str>(name)? {
-            None => otherwise,
-            Some("gelu" | "gelu_python") => Activation::GeluErf,
-            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh") => {
-                Activation::GeluTanh
-            }
-            Some("quick_gelu") => Activation::GeluQuick,
-            Some("relu") => Activation::Relu,
-            Some("silu" | "swish") => Activation::Silu,
-            Some("tanh") => Activation::Tanh,
-            Some(_) => {
-                let want = "gelu, gelu_new, quick_gelu, relu, silu and tanh are known".to_owned();
-                return Err(keys.wrong(name, want));
-            }
-        })
-    }
-}
 
 /// Sizes that every encoder has.
 #[derive(Clone, Debug, PartialEq)]
@@ -245,6 +50,7 @@ pub(crate) struct Encoder<'a> {
     pooled: Option<ValueId>,
     relatives: Option<ValueId>,
     relative_index: Option<ValueId>,
+    scales: Option<ValueId>,
 }
 
 impl<'a> Encoder<'a> {
@@ -263,6 +69,7 @@ impl<'a> Encoder<'a> {
             pooled: None,
             relatives: None,
             relative_index: None,
+            scales: None,
         }
     }
 
@@ -504,6 +311,18 @@ impl<'a> Encoder<'a> {
         self.jet(jet, attrs, &[x])
     }
 
+    /// Queries `[T, heads, head_dim]` times the factor of each token's sequence.
+    pub(crate) fn scale_by_length(&mut self, x: ValueId) -> Built {
+        let scales = match self.scales {
+            Some(scales) => scales,
+            None => {
+                let fact = Fact::new(DType::F32, [Dim::symbol("T"), 1.into(), 1.into()]);
+                *self.scales.insert(self.b.input(inputs::QUERY_SCALES, fact))
+            }
+        };
+        self.mul(x, scales)
+    }
+
     /// Splits `[T, heads * head_dim]` into heads: `[T, heads, head_dim]`.
     pub(crate) fn heads(&mut self, x: ValueId, heads: usize) -> Built {
         let width = self.width(x)?;
@@ -618,7 +437,11 @@ impl<'a> Encoder<'a> {
 }
 
 fn packed(scale: f64, window: usize, causal: bool) -> Attrs {
-    Attrs::new().with("scale", scale).with("window", window).with("causal", causal)
+    Attrs::new()
+        .with("scale", scale)
+        .with("window", window)
+        .with("causal", causal)
+        .with("softcap", 0.0)
 }
 
 fn input(b: &mut Builder, name: &str, symbol: &str) -> ValueId {
@@ -664,90 +487,5 @@ impl<'f> Source<'f> {
             pictures: None,
             contrast: None,
         })
-    }
-}
-
-/// The head that `architectures` names: what follows `For` in a class of transformers.
-pub(crate) fn head(keys: &Keys) -> Result<Head, ModelError> {
-    const KEY: &str = "architectures";
-    let name = match keys.value(KEY) {
-        None => return Ok(Head::None),
-        Some(Value::Array(list)) => match list.get(0) {
-            Some(Value::String(name)) => name,
-            _ => return Ok(Head::None),
-        },
-        Some(_) => return Err(keys.wrong(KEY, "it must be a list of names".into())),
-    };
-    match name.split_once("For").map(|(_, head)| head) {
-        // The heads of pre-training are of no use afterwards.
-        None | Some("PreTraining") => Ok(Head::None),
-        Some("SequenceClassification") => Ok(Head::Sequence),
-        Some("TokenClassification") => Ok(Head::Token),
-        Some("MaskedLM") => Ok(Head::MaskedLm),
-        Some(other) => {
-            let want = format!(
-                "{:?} names a head {:?}, which is not supported; SequenceClassification, \
-                 TokenClassification, MaskedLM and models without a head are",
-                name.chars().take(64).collect::<String>(),
-                other.chars().take(64).collect::<String>()
-            );
-            Err(keys.wrong(KEY, want))
-        }
-    }
-}
-
-/// Names of the labels: `id2label`, else as many as `num_labels` says, else two.
-pub(crate) fn labels(keys: &Keys) -> Result<Vec<String>, ModelError> {
-    let stated = keys.opt_size("num_labels")?;
-    keys.harmless(&["_num_labels", "num_choices"]);
-    keys.harmless_under("id2label");
-    keys.harmless_under("label2id");
-    let mut labels = Vec::new();
-    while let Some(label) = keys.opt::<&str>(&format!("id2label.{}", labels.len()))? {
-        labels.push(label.to_owned());
-    }
-    if labels.is_empty() {
-        const MOST: usize = 1 << 16;
-        let n = stated.unwrap_or(2);
-        if n > MOST {
-            return Err(keys.wrong("num_labels", format!("at most {MOST} are supported")));
-        }
-        labels.extend((0..n).map(|i| format!("LABEL_{i}")));
-    }
-    Ok(labels)
-}
-
-/// How the scores of `labels` labels are made, as the pipelines of transformers and the
-/// cross-encoders of sentence-transformers do.
-pub(crate) fn scores(keys: &Keys, labels: usize) -> Result<Scores, ModelError> {
-    let problem = keys.opt::<&str>("problem_type")?;
-    // transformers, sentence-transformers 4 and 5, and sentence-transformers before.
-    let named = [
-        keys.opt::<&str>("function_to_apply")?,
-        keys.opt::<&str>("sentence_transformers.activation_fn")?,
-        keys.opt::<&str>("sbert_ce_default_activation_function")?,
-    ];
-    keys.harmless(&["sentence_transformers.version"]);
-    if let Some(name) = named.into_iter().flatten().next() {
-        return match name.rsplit('.').next().unwrap_or(name) {
-            "Sigmoid" | "sigmoid" => Ok(Scores::Sigmoid),
-            "Softmax" | "softmax" => Ok(Scores::Softmax),
-            "Identity" | "none" => Ok(Scores::Plain),
-            _ => {
-                let want = format!("the activation {name:?} of scores is not known");
-                Err(keys.wrong("function_to_apply", want))
-            }
-        };
-    }
-    match (problem, labels) {
-        (Some("multi_label_classification"), _) | (None, 1) => Ok(Scores::Sigmoid),
-        (Some("single_label_classification") | None, _) => Ok(Scores::Softmax),
-        (Some("regression"), _) => Ok(Scores::Plain),
-        (Some(_), _) => {
-            let want = "regression, single_label_classification and multi_label_classification \
-                        are known"
-                .to_owned();
-            Err(keys.wrong("problem_type", want))
-        }
     }
 }

@@ -23,7 +23,7 @@ mod synthetic;
 mod weights;
 
 pub use config::Config;
-pub use encoder::{EncoderInfo, Head, Pooled, Positions, Relative, Scores};
+pub use encoder::{EncoderInfo, Head, LogScale, Pooled, Positions, Relative, Scores};
 pub use error::ModelError;
 pub use options::GraphOptions;
 pub use picture::{Contrast, Cut, PictureInfo, PictureTower, Places};
@@ -40,9 +40,6 @@ pub mod inputs {
     pub const TOKENS: &str = "tokens";
     /// `I32[T]`: the position of each token in its sequence.
     pub const POSITIONS: &str = "positions";
-    /// `I32[T]`: the position by which a decoder turns each token, where that is not its place in its
-    /// sequence; see [`crate::GraphOptions::rope_positions`].
-    pub const ROPE_POSITIONS: &str = "rope_positions";
     /// `I32[T]`: the pool slot where each token's key and value are stored.
     pub const SLOTS: &str = "slots";
     /// `I32[T]`: the row of `tables` of each token's sequence.
@@ -51,7 +48,7 @@ pub mod inputs {
     pub const TABLES: &str = "tables";
     /// `I32[L]`: which of the T tokens need logits.
     pub const LOGIT_ROWS: &str = "logit_rows";
-    /// `I32[R + 1]`: where each of an encoder's sequences begins in its tokens, and where they end.
+    /// `I32[R + 1]`: where each of an encoder's (or a packed decoder's) sequences begins in its tokens, and where they end.
     pub const BOUNDS: &str = "bounds";
     /// `I32[T]`: the kind of each of an encoder's tokens.
     pub const TOKEN_TYPES: &str = "token_types";
@@ -65,6 +62,8 @@ pub mod inputs {
     pub const RELATIVE_INDEX: &str = "relative_index";
     /// `I32[T, K]`: the tokens under a convolution at each token; T where there is none.
     pub const NEIGHBORS: &str = "neighbors";
+    /// `F32[T, 1, 1]`: what the queries of each token are multiplied with.
+    pub const QUERY_SCALES: &str = "query_scales";
     /// `F32[T, patch]`: patches of pictures.
     pub const PATCHES: &str = "patches";
     /// `F32[T, hidden]`: what is added to patches for their places.

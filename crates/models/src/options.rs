@@ -14,24 +14,14 @@ pub struct GraphOptions {
     /// Tokens of the longest sequence that is asked for. It matters to models with two sets of
     /// rotary frequencies: without it their graph is that for short contexts.
     pub context: Option<usize>,
-    /// Whether `logits` is an output.
-    pub logits: bool,
-    /// Whether `last_hidden_state` is an output.
-    pub last_hidden_state: bool,
-    /// Whether `rope_positions` is an input, for tokens that are not turned by their places.
-    pub rope_positions: bool,
+    /// Whether the graph takes whole sequences, packed as an encoder's, and gives their hidden states
+    /// too, instead of steps over a paged cache.
+    pub packed: bool,
 }
 
 impl Default for GraphOptions {
     fn default() -> GraphOptions {
-        GraphOptions {
-            kv_dtype: DType::F16,
-            kv_block: 32,
-            context: None,
-            logits: true,
-            last_hidden_state: false,
-            rope_positions: false,
-        }
+        GraphOptions { kv_dtype: DType::F16, kv_block: 32, context: None, packed: false }
     }
 }
 

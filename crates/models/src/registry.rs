@@ -6,8 +6,8 @@ use cyb_formats::{Format, ModelFile, edit_distance};
 use cyb_ir::{Graph, ValueId, verify};
 
 use crate::config::Config;
-use crate::decoder::Decoder;
-use crate::encoder::EncoderInfo;
+use crate::decoder::{Decoder, Ending};
+use crate::encoder::{self, EncoderInfo, Head, Pooled};
 use crate::families::{
     bert, clip, deberta_v2, eurobert, gemma2, gemma3, llama, modernbert, nomic_bert, phi3, qwen2,
     qwen3, t5,
@@ -82,7 +82,7 @@ pub struct TextModel {
     pub graph: Graph,
     /// What was noticed and does not hinder: tensors and keys without use, contradictions.
     pub warnings: Vec<String>,
-    /// How it is driven when it is an encoder.
+    /// How it is driven when it is an encoder, or a decoder of whole sequences.
     pub encoder: Option<EncoderInfo>,
     /// The tower for pictures. Where there is no `encoder` beside it, `graph` is empty.
     pub pictures: Option<Box<PictureTower>>,
@@ -179,9 +179,16 @@ impl Source<'_> {
         sizes: &Config,
         layers: impl FnOnce(&mut Decoder) -> Result<ValueId, ModelError>,
     ) -> Result<TextModel, ModelError> {
+        let info = match self.keys.is_config_json() {
+            true => classifier(&self.keys)?,
+            false => EncoderInfo { head: Head::Words, ..EncoderInfo::default() },
+        };
+        let classifies = matches!(info.head, Head::Sequence | Head::Token);
+        let packed = self.options.packed || classifies || sizes.bidirectional;
+        let ending = Ending { head: info.head, labels: info.labels.len(), packed };
         let mut warnings = self.keys.finish(self.family.name)?;
         let parameters = self.weights.parameters();
-        let mut decoder = Decoder::new(sizes, self.weights, self.options)?;
+        let mut decoder = Decoder::new(sizes, self.weights, self.options, ending)?;
         let x = layers(&mut decoder)?;
         decoder.head(x)?;
         let (graph, weights, notes) = decoder.finish();
@@ -214,9 +221,22 @@ impl Source<'_> {
             summary,
             graph,
             warnings,
-            encoder: None,
+            encoder: packed.then_some(info),
             pictures: None,
             contrast: None,
         })
     }
+}
+
+/// How a decoder is driven where its sequences are whole: by its last token that is no padding.
+fn classifier(keys: &Keys) -> Result<EncoderInfo, ModelError> {
+    let head = encoder::decoder_head(keys)?;
+    let labels = encoder::labels(keys)?;
+    let scores = encoder::scores(keys, labels.len())?;
+    // -1 is no id.
+    let pad = keys.opt::<i64>("pad_token_id")?.and_then(|id| u32::try_from(id).ok());
+    Ok(EncoderInfo {
+        pooled: pad.map_or(Pooled::Last, Pooled::LastNot),
+        ..EncoderInfo::with_head(head, &labels, scores)
+    })
 }

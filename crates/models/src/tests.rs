@@ -6,7 +6,7 @@ use cyb_formats::{Array, ModelFile};
 use cyb_ir::{Graph, Op, Source, verify};
 use cyb_tensor::{DType, Tensor};
 
-use crate::{FAMILIES, GraphOptions, ModelError, TextModel, build, find};
+use crate::{FAMILIES, GraphOptions, Head, ModelError, TextModel, build, find};
 
 fn golden(name: &str) -> ModelFile {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -79,15 +79,20 @@ fn a_decoder_has_the_inputs_states_and_outputs_of_the_contract() {
 }
 
 #[test]
-fn outputs_are_those_asked_for() {
+fn a_decoder_of_whole_sequences_has_the_inputs_of_an_encoder() {
     let file = golden("gemma3");
-    let options = GraphOptions { last_hidden_state: true, ..GraphOptions::default() };
-    let both = build(&file, &options).unwrap().graph;
-    assert_eq!(fact(&both, "logits"), "f32[L, 389]");
-    assert_eq!(fact(&both, "last_hidden_state"), "f32[T, 40]");
-    let embedder = build(&file, &GraphOptions { logits: false, ..options }).unwrap().graph;
-    assert!(embedder.output("logits").is_none());
-    assert_eq!(fact(&embedder, "last_hidden_state"), "f32[T, 40]");
+    let options = GraphOptions { packed: true, ..GraphOptions::default() };
+    let model = build(&file, &options).unwrap();
+    let graph = &model.graph;
+    let inputs: Vec<String> =
+        graph.inputs().map(|(name, v)| format!("{name} {}", graph.fact(v))).collect();
+    let expected =
+        ["tokens i32[T]", "positions i32[T]", "bounds i32[B]", "shown i32[T]", "logit_rows i32[L]"];
+    assert_eq!(inputs, expected);
+    assert_eq!(graph.states().count(), 0);
+    assert_eq!(fact(graph, "logits"), "f32[L, 389]");
+    assert_eq!(fact(graph, "last_hidden_state"), "f32[T, 40]");
+    assert_eq!(model.encoder.unwrap().head, Head::Words);
 }
 
 /// Past the last attention only the rows that logits are asked for are computed.
@@ -162,7 +167,7 @@ fn the_tensors_decide_whether_the_head_is_shared() {
 /// head is used, and the user is told.
 #[test]
 fn a_contradicted_tie_is_reported() {
-    use crate::decoder::Decoder;
+    use crate::decoder::{Decoder, Ending};
     use crate::keys::Keys;
     use crate::rope::Style;
     use crate::weights::Weights;
@@ -174,7 +179,8 @@ fn a_contradicted_tie_is_reported() {
         crate::Config::from_gguf(&keys, &Weights::new(&file), Style::Pairs, 10_000.0).unwrap();
     for (tied, told) in [(None, 0), (Some(false), 0), (Some(true), 1)] {
         config.tie_word_embeddings = tied;
-        let mut decoder = Decoder::new(&config, Weights::new(&file), &options).unwrap();
+        let ending = Ending { head: Head::Words, labels: 0, packed: false };
+        let mut decoder = Decoder::new(&config, Weights::new(&file), &options, ending).unwrap();
         let x = decoder.embed().unwrap();
         decoder.head(x).unwrap();
         let (_, _, notes) = decoder.finish();

@@ -5,6 +5,7 @@ use cyb_llm::{FastText, Scored, Scratch, Task, TextOptions, TokenLabel, ZeroShot
 use serde_json::json;
 
 use super::embed::Texts;
+use super::load_for_sequences;
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output;
@@ -47,7 +48,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     if let Some(model) = runtime.fasttext(settings.model())? {
         return by_fasttext(common, arguments, &model, &texts);
     }
-    let model = runtime.load(settings.model())?;
+    let model = load_for_sequences(&runtime, settings.model())?;
     let options = TextOptions { truncate: arguments.truncate };
     let labels: Vec<&str> = arguments.labels.iter().map(|label| label.trim()).collect();
     if !images.is_empty() && labels.is_empty() {

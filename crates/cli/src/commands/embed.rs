@@ -7,7 +7,7 @@ use cyb_llm::media::Image;
 use cyb_llm::{Runtime, TextOptions};
 use serde_json::json;
 
-use super::{read_image, read_json};
+use super::{load_for_sequences, read_image, read_json};
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output;
@@ -57,7 +57,7 @@ impl Texts {
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
     let (texts, images) = (arguments.texts.read()?, arguments.texts.images()?);
-    let model = Runtime::new(settings.config()?)?.load(settings.model())?;
+    let model = load_for_sequences(&Runtime::new(settings.config()?)?, settings.model())?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let vectors = match images.is_empty() {
         true => model.embed(&texts, TextOptions { truncate: arguments.truncate })?,

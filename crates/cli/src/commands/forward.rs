@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use cyb_llm::{LoadOptions, Runtime, npz};
+use cyb_llm::{LoadOptions, Purpose, Runtime, npz};
 
 use super::read_text;
 use crate::args::{Common, ModelArgument};
@@ -47,7 +47,8 @@ fn forward(runtime: &Runtime, model: &str, inputs: &Path, out: &Path) -> Result<
     }
     let tokens = inputs.get("input_ids").and_then(|ids| ids.shape().last().copied());
     let load = |context| {
-        let options = LoadOptions { hidden_states: true, without_template: true, context };
+        let (purpose, without_template) = (Purpose::Sequences, true);
+        let options = LoadOptions { purpose, context, without_template };
         runtime.load_with(model, options).map_err(Failure::from)
     };
     let mut model = load(None)?;

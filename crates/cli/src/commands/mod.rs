@@ -27,7 +27,7 @@ use std::path::Path;
 
 use clap::Subcommand;
 use cyb_llm::media::Image;
-use cyb_llm::{Message, Package, Runtime};
+use cyb_llm::{LoadOptions, Message, Model, Package, Purpose, Runtime};
 
 use crate::args::{Arguments, Common, ModelArgument};
 use crate::failure::Failure;
@@ -95,13 +95,20 @@ fn package(common: &Common, model: &ModelArgument) -> Result<Package, Failure> {
     Ok(Runtime::new(settings.config()?)?.open(settings.model())?)
 }
 
-/// A text file.
+/// A model for vectors and scores.
+fn load_for_sequences(runtime: &Runtime, name: &str) -> Result<Model, Failure> {
+    let (purpose, without_template) = (Purpose::Sequences, true);
+    let options = LoadOptions { purpose, without_template, ..LoadOptions::default() };
+    Ok(runtime.load_with(name, options)?)
+}
+
 /// The picture in a file.
 pub(super) fn read_image(path: &Path) -> Result<Image, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, error))?;
     Image::decode(&bytes).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
 }
 
+/// A text file.
 fn read_text(path: &Path) -> Result<String, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, error))?;
     String::from_utf8(bytes).map_err(|error| {

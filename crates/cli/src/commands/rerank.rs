@@ -4,6 +4,7 @@ use clap::Args;
 use cyb_llm::{Runtime, TextOptions};
 use serde_json::json;
 
+use super::load_for_sequences;
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output;
@@ -27,7 +28,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings::collect(common, &[("model", arguments.model.model.as_deref())])?;
-    let model = Runtime::new(settings.config()?)?.load(settings.model())?;
+    let model = load_for_sequences(&Runtime::new(settings.config()?)?, settings.model())?;
     let documents: Vec<&str> = arguments.documents.iter().map(String::as_str).collect();
     let options = TextOptions { truncate: arguments.truncate };
     let scores = model.rerank(&arguments.query, &documents, options)?;

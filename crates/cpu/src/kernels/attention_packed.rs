@@ -15,6 +15,7 @@ use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
 use cyb_tensor::DType;
 
 use super::attrs_of;
+use super::sdpa::cap;
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -43,6 +44,7 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         scale: attrs.float("scale")? as f32,
         window: attrs.size("window")?,
         causal: attrs.flag("causal")?,
+        softcap: attrs.float("softcap")? as f32,
         workers: b.team.count(),
         isa: b.isa,
     }))
@@ -55,6 +57,8 @@ struct Attention {
     window: usize,
     /// Whether a token sees none after it.
     causal: bool,
+    /// Bound of scores; 0 for none.
+    softcap: f32,
     workers: usize,
     isa: AnyIsa,
 }
@@ -387,6 +391,7 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
                 row.fill(0.0);
                 continue;
             }
+            cap(s, row, kernel.softcap);
             if let Some(bias) = bias {
                 gain(s, row, bias, begin * LANES, queries.first + i);
             }

@@ -1,8 +1,8 @@
 //! Products with weights: `linear` and the jets fused from it.
 //!
 //! One step does all products of one input: it prepares the input once (quantised to 8 bits or
-//! rounded to bfloat16 where any weight wants that, gated where the jet says so), waits for all
-//! workers, and multiplies.
+//! rounded to 16 where any weight wants that, gated where the jet says so), waits for all workers,
+//! and multiplies.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::io::{Io, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 use crate::matmul::{
     ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, PairRows,
-    Source, matmul, turns,
+    Source, matmul, round_to_half, turns,
 };
 use crate::team::Worker;
 
@@ -163,13 +163,18 @@ impl Linear {
         self.weights.iter().any(|w| w.takes_pairs())
     }
 
-    /// Whether gated values are needed as floats.
-    fn gates_floats(&self) -> bool {
-        self.gate.is_some() && self.weights.iter().any(|w| !w.takes_quantized())
+    fn halves(&self) -> bool {
+        self.weights.iter().any(|w| w.takes_halves())
     }
 
-    /// Scratch bytes of the quantised rows, of the rows in pairs, and of gated floats, in this
-    /// order.
+    /// Whether floats are needed that are not the input's: gated or rounded ones.
+    fn makes_floats(&self) -> bool {
+        let floats = self.weights.iter().any(|w| !w.takes_quantized());
+        floats && (self.gate.is_some() || self.halves())
+    }
+
+    /// Scratch bytes of the quantised rows, of the rows in pairs, and of the floats that are made, in
+    /// this order.
     fn parts(&self, rows: usize) -> [usize; 3] {
         let k = self.k();
         let of = |wanted: bool, bytes: usize| {
@@ -178,7 +183,7 @@ impl Linear {
         [
             of(self.quantizes(), Activations::bytes(rows, k)),
             of(self.pairs(), PairRows::bytes(rows, k)),
-            of(self.gates_floats(), rows * k * size_of::<f32>()),
+            of(self.makes_floats(), rows * k * size_of::<f32>()),
         ]
     }
 }
@@ -207,7 +212,7 @@ impl Kernel for Linear {
         }
         let parts = self.parts(rows);
         // A single row is prepared by every worker for itself: cheaper than waiting for each other.
-        let alone = rows == 1 && !self.gates_floats();
+        let alone = rows == 1 && !self.makes_floats();
         let at = if alone { io.worker.index * parts.iter().sum::<usize>() } else { 0 };
         let start = io.scratch::<u8>().start().wrapping_add(at);
         let worker = if alone { &Worker::solo() } else { io.worker };
@@ -231,8 +236,7 @@ impl Kernel for Linear {
         }
         let share = worker.share(rows);
         let mut floats = x;
-        if self.gates_floats() {
-            let up = io.slice::<f32>(1);
+        if self.makes_floats() {
             // SAFETY: rows are disjoint; the part lies behind the others.
             let (mine, all) = unsafe {
                 let start = start.cast::<f32>();
@@ -243,8 +247,15 @@ impl Kernel for Linear {
                 )
             };
             let range = share.start * k..share.end * k;
-            if let Some(gate) = self.gate {
-                gate.multiply(self.isa, &x[range.clone()], &up[range], mine);
+            match self.gate {
+                Some(gate) => {
+                    let up = io.slice::<f32>(1);
+                    gate.multiply(self.isa, &x[range.clone()], &up[range], mine);
+                }
+                None => mine.copy_from_slice(&x[range]),
+            }
+            if self.halves() {
+                round_to_half(self.isa, mine);
             }
             floats = all;
         }

@@ -253,8 +253,9 @@ fn turn_keys(k: &[f32], l: usize, d: usize, to: &mut [f32]) {
     }
 }
 
+/// Bounds scores by `softcap * tanh(score / softcap)`; 0 leaves them.
 #[inline(always)]
-fn cap<S: Isa>(s: S, line: &mut [f32], softcap: f32) {
+pub(super) fn cap<S: Isa>(s: S, line: &mut [f32], softcap: f32) {
     if softcap > 0.0 {
         let inverse = s.splat(1.0 / softcap);
         for part in line.chunks_mut(LANES) {

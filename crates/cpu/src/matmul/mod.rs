@@ -3,7 +3,7 @@
 //! Weights are re-tiled once, when they are loaded, into tiles of 16 rows whose lanes are output
 //! columns ([`PackedMatrix`]). Quantised weights meet activations quantised to 8 bits
 //! ([`Activations`]) in exact integer dot products per group; floating-point weights meet `f32`
-//! activations, or bfloat16 ones where that is asked for ([`Compute::Bf16`]). One row is a stream over the weights; many rows unpack a stretch of weights once
+//! activations, or ones of 16 bits where that is asked for ([`Compute`]). One row is a stream over the weights; many rows unpack a stretch of weights once
 //! and use it for all. The result of a row never depends on the other rows, the instruction set,
 //! the number of threads or who computes what.
 
@@ -22,7 +22,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 
-use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp};
+use cyb_simd::{AnyIsa, Isa, LANES, PairOp, Pairs, SimdOp};
 use cyb_tensor::{DType, quant};
 
 use crate::memory::{OutOfMemory, Region, WeightMemory};
@@ -84,6 +84,9 @@ pub enum Compute {
     F32,
     /// Weights and activations rounded to bfloat16, sums in `f32`.
     Bf16,
+    /// Weights and activations rounded to half precision, sums in `f32`. What is too large for it
+    /// becomes its largest number.
+    F16,
 }
 
 /// How the weights are kept.
@@ -110,6 +113,8 @@ pub struct PackedMatrix {
     n: usize,
     k: usize,
     form: Form,
+    /// Whether activations are rounded to half precision.
+    halves: bool,
     tile_bytes: usize,
     region: Region,
 }
@@ -171,6 +176,9 @@ impl PackedMatrix {
                 {
                     (Form::Pairs, pairs)
                 }
+                DType::F32 | DType::F64 | DType::BF16 if compute == Compute::F16 => {
+                    (Form::F16, float(2)?)
+                }
                 DType::F32 | DType::F64 => (Form::F32, float(4)?),
                 DType::F16 | DType::F8E4M3 | DType::F8E5M2 => (Form::F16, float(2)?),
                 DType::BF16 => (Form::Bf16, float(2)?),
@@ -188,7 +196,8 @@ impl PackedMatrix {
             let out = region.as_mut_slice();
             fill(team, source, (n, k), &form, tile_bytes, packed, out)?;
         }
-        Ok(PackedMatrix { dtype, n, k, form, tile_bytes, region })
+        let halves = compute == Compute::F16 && !dtype.is_quantized();
+        Ok(PackedMatrix { dtype, n, k, form, halves, tile_bytes, region })
     }
 
     pub fn dtype(&self) -> DType {
@@ -225,10 +234,50 @@ impl PackedMatrix {
         matches!(self.form, Form::Pairs)
     }
 
+    /// Whether products take [`Input::Float`] of numbers that [`round_to_half`] gives.
+    pub fn takes_halves(&self) -> bool {
+        self.halves
+    }
+
     fn tiles(&self) -> usize {
         self.n.div_ceil(ROWS)
     }
 }
+
+/// Rounds numbers to half precision, in place; what is too large for it becomes its largest number.
+pub fn round_to_half(isa: AnyIsa, values: &mut [f32]) {
+    isa.run(RoundToHalf { values });
+}
+
+struct RoundToHalf<'a> {
+    values: &'a mut [f32],
+}
+
+impl SimdOp for RoundToHalf<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) {
+        let largest = s.splat(HALF_MAX);
+        let smallest = s.splat(-HALF_MAX);
+        for part in self.values.chunks_mut(LANES) {
+            // A NaN stays one: it is not beyond either end.
+            let v = s.load_partial(part);
+            let v = s.select_gt(v, largest, largest, v);
+            let v = s.select_gt(smallest, v, smallest, v);
+            let mut halves = [0; LANES];
+            // SAFETY: there is room for 16 values.
+            let v = unsafe {
+                s.store_f16(halves.as_mut_ptr(), v);
+                s.load_f16(halves.as_ptr())
+            };
+            s.store_partial(part, v);
+        }
+    }
+}
+
+/// The largest number of half precision.
+const HALF_MAX: f32 = 65504.0;
 
 /// Whether a matrix of this dtype may be packed from [k, n]: a tile's values for one k then lie
 /// side by side already.
@@ -284,6 +333,13 @@ fn fill(
                                 pairs::pack_row(dtype, &row, r, k, &mut values, out);
                             }
                         }
+                        Form::F16 if turned && dtype != DType::F16 => {
+                            let mut row = Vec::new();
+                            for r in 0..ROWS.min(n - first) {
+                                turned_row(bytes, (n, k), first + r, dtype, &mut row);
+                                half_row(dtype, &row, r, k, &mut values, out);
+                            }
+                        }
                         _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
                         Form::Tiles(layout) => {
                             retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
@@ -294,6 +350,11 @@ fn fill(
                         Form::Pairs => {
                             for r in 0..ROWS {
                                 pairs::pack_row(dtype, row(r), r, k, &mut values, out);
+                            }
+                        }
+                        Form::F16 if dtype != DType::F16 => {
+                            for r in 0..ROWS {
+                                half_row(dtype, row(r), r, k, &mut values, out);
                             }
                         }
                         Form::F32 | Form::F16 | Form::Bf16 => {
@@ -355,23 +416,28 @@ fn float_row(dtype: DType, row: &[u8], r: usize, k: usize, values: &mut Vec<f32>
             }
         }
         _ => {
-            values.resize(k, 0.0);
-            // The length is right, and the dtype is a floating-point one, so this cannot fail; the
-            // zeros it would leave are those of `resize`.
-            let _ = quant::decode(dtype, row, values);
-            if dtype == DType::F64 {
-                for (out, v) in out.chunks_exact_mut(4 * ROWS).zip(values.iter()) {
-                    out[4 * r..4 * r + 4].copy_from_slice(&v.to_le_bytes());
-                }
-            } else {
-                // 8-bit floats are exact in half precision.
-                for (out, v) in out.chunks_exact_mut(2 * ROWS).zip(values.iter()) {
-                    let half = half::f16::from_f32(*v).to_bits().to_le_bytes();
-                    out[2 * r..2 * r + 2].copy_from_slice(&half);
-                }
+            decode_row(dtype, row, k, values);
+            for (out, v) in out.chunks_exact_mut(4 * ROWS).zip(values.iter()) {
+                out[4 * r..4 * r + 4].copy_from_slice(&v.to_le_bytes());
             }
         }
     }
+}
+
+/// Writes row `r` of a tile in half precision; 8-bit floats are exact in it.
+fn half_row(dtype: DType, row: &[u8], r: usize, k: usize, values: &mut Vec<f32>, out: &mut [u8]) {
+    decode_row(dtype, row, k, values);
+    for (out, v) in out.chunks_exact_mut(2 * ROWS).zip(values.iter()) {
+        let half = half::f16::from_f32(v.clamp(-HALF_MAX, HALF_MAX));
+        out[2 * r..2 * r + 2].copy_from_slice(&half.to_bits().to_le_bytes());
+    }
+}
+
+fn decode_row(dtype: DType, row: &[u8], k: usize, values: &mut Vec<f32>) {
+    values.resize(k, 0.0);
+    // The length is right, and the dtype is a floating-point one, so this cannot fail; the zeros it
+    // would leave are those of `resize`.
+    let _ = quant::decode(dtype, row, values);
 }
 
 /// A pointer that workers write disjoint parts through.

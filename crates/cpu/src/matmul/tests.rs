@@ -482,3 +482,46 @@ fn quantised_weights_stay_what_they_are_in_bfloat16() {
     assert!(packed.takes_quantized() && !packed.takes_pairs());
     assert!(matches!(of(DType::I32, &[0; 256], &mut memory), Err(PackError::DType { .. })));
 }
+
+/// Weights and activations are rounded, and what is too large is the largest number, not infinity.
+#[test]
+fn products_in_half_precision_have_the_bits_of_their_definition() {
+    let round = |v: f32| half::f16::from_f32(v.clamp(-65504.0, 65504.0)).to_f32();
+    let team = Team::new(2).unwrap();
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F8E4M3] {
+        let mut case = Case::new(dtype, 7, 35, 33);
+        case.x[5] = 1e5;
+        case.x[70] = -3e6;
+        let w: Vec<f32> = case.decoded().into_iter().map(round).collect();
+        let mut x = case.x.clone();
+        for &isa in AnyIsa::detect() {
+            x.copy_from_slice(&case.x);
+            round_to_half(isa, &mut x);
+            assert!(x.iter().zip(&case.x).all(|(a, b)| *a == round(*b)), "{}", isa.kind());
+            let mut memory = WeightMemory::new();
+            let source = native(dtype, &case.weights);
+            let shape = [case.n, case.k];
+            let packed =
+                PackedMatrix::pack_for(Compute::F16, &mut memory, &team, shape, source, &|_| ());
+            let packed = packed.unwrap();
+            assert!(packed.takes_halves());
+            assert_eq!(packed.bytes(), 48 * case.k * 2, "two bytes a weight");
+            let mut out = vec![f32::NAN; 7 * case.n];
+            let output = Output::new(&mut out, case.n);
+            let counter = AtomicUsize::new(0);
+            let rows = FloatRows { values: &x, stride: case.k, rows: 7 };
+            team.run(|worker| {
+                let (input, epilogue) = (Input::Float(rows), Epilogue::default());
+                // SAFETY: all workers do the same, and nobody else has the output.
+                unsafe { matmul(isa, &packed, input, output, epilogue, worker, &counter) }
+            })
+            .unwrap();
+            for (x, got) in x.chunks_exact(case.k).zip(out.chunks_exact(case.n)) {
+                for (w, got) in w.chunks_exact(case.k).zip(got) {
+                    let want = w.iter().zip(x).fold(0.0f32, |sum, (w, x)| w.mul_add(*x, sum));
+                    assert_eq!(*got, want, "{dtype} on {}", isa.kind());
+                }
+            }
+        }
+    }
+}

@@ -5,16 +5,17 @@ use cyb_ir::{
 };
 use cyb_tensor::{DType, Dim};
 
-use crate::sugar::{Defined, SUMMED, arity, masked, reduce_kept};
+use crate::sugar::{Defined, SUMMED, arity, masked, reduce_kept, soft_cap};
 
-/// `sdpa_packed{scale, window, causal}(q[T, H, D], k[T, G, D], v[T, G, E], bounds[R + 1], shown[T],
-/// bias[H, W]?) -> [T, H, E]`.
+/// `sdpa_packed{scale, window, causal, softcap}(q[T, H, D], k[T, G, D], v[T, G, E], bounds[R + 1],
+/// shown[T], bias[H, W]?) -> [T, H, E]`.
 ///
 /// Sequence r is tokens `bounds[r]` to `bounds[r + 1]`, the end not included; bounds rise from 0 to
 /// T. A token sees the tokens of its own sequence that are not hidden (`shown` is not 0), before
 /// and after it, with `causal` only those up to itself, and with `window` > 0 those at most `window`
-/// away. One that sees none gets zeros. Query head h reads key head h / (H / G). With `bias`, W odd,
-/// the score of query i and key j gains `bias[h, W / 2 + clamp(j - i, -(W / 2), W / 2)]`.
+/// away. One that sees none gets zeros. Query head h reads key head h / (H / G). `softcap` > 0 bounds
+/// scores by `softcap * tanh(score / softcap)`. With `bias`, W odd, the score of query i and key j
+/// then gains `bias[h, W / 2 + clamp(j - i, -(W / 2), W / 2)]`.
 ///
 /// The result for a token depends on its own sequence only: not on which sequences share the call.
 pub static SDPA_PACKED: Jet = Jet {
@@ -26,15 +27,19 @@ pub static SDPA_PACKED: Jet = Jet {
             |heads: usize| Fact::new(DType::F32, [Dim::symbol("t"), heads.into(), 64.into()]);
         let ints = |n: &str| Fact::new(DType::I32, [Dim::symbol(n)]);
         let inputs = vec![head(4), head(2), head(2), ints("b"), ints("t")];
-        vec![Signature { inputs, attrs: attrs(0.125, 0, false) }]
+        vec![Signature { inputs, attrs: attrs(0.125, 0, false, 0.0) }]
     },
     cases,
     tolerance: SUMMED,
     in_place: &[],
 };
 
-fn attrs(scale: f64, window: usize, causal: bool) -> Attrs {
-    Attrs::new().with("scale", scale).with("window", window).with("causal", causal)
+fn attrs(scale: f64, window: usize, causal: bool, softcap: f64) -> Attrs {
+    Attrs::new()
+        .with("scale", scale)
+        .with("window", window)
+        .with("causal", causal)
+        .with("softcap", softcap)
 }
 
 /// A call of `bounds` sequences up to the inputs that all kinds of it have.
@@ -58,7 +63,7 @@ pub(crate) fn packed_case(
 fn cases() -> Vec<Case> {
     let case = |name: &str, bounds: &[i64], heads, widths: [usize; 2], window, causal, shown| {
         let scale = 1.0 / (widths[0] as f64).sqrt();
-        packed_case(name, attrs(scale, window, causal), bounds, heads, widths, shown)
+        packed_case(name, attrs(scale, window, causal, 0.0), bounds, heads, widths, shown)
     };
     let plain = |name: &str, bounds: &[i64], heads, widths, window| {
         case(name, bounds, heads, widths, window, false, &[1])
@@ -77,6 +82,14 @@ fn cases() -> Vec<Case> {
         case("causal window", &[0, 45, 61], [2, 1], [16, 24], 4, true, &[1]),
         case("hidden", &[0, 29, 61], [2, 2], [16, 16], 0, false, &[0, 1, 1, 0, 1, 1, 1]),
         case("hidden bias", &[0, 29, 61], [2, 2], [16, 16], 0, false, &[1, 0, 1]).normal(&[2, 9]),
+        packed_case(
+            "softcap",
+            attrs(0.7, 5, true, 3.0),
+            &[0, 29, 61],
+            [4, 2],
+            [16, 24],
+            &[1, 1, 1, 0, 1],
+        ),
         case("nothing in sight", &[0, 40, 61], [2, 2], [16, 16], 2, true, &[0, 0, 0, 0, 0, 1, 0]),
     ]
 }
@@ -86,7 +99,8 @@ fn define(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {
     let [q, k, v, bounds, shown] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i]);
     let window = attrs.size("window")?;
     let pairs = pairs(b, bounds, shown, window, attrs.flag("causal")?)?;
-    let mut scores = products(b, q, k, attrs.float("scale")?)?;
+    let scores = products(b, q, k, attrs.float("scale")?)?;
+    let mut scores = soft_cap(b, scores, attrs.float("softcap")?)?;
     if let Some(&bias) = inputs.get(5) {
         let index = by_distance(b, bias, 1, pairs.distance)?; // [T, T]
         let table = b.permute(bias, &[1, 0])?; // [W, H]

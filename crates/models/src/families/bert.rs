@@ -297,7 +297,7 @@ fn graph(config: &Config, bias: Option<Tensor>, m: &mut Encoder) -> Result<(), M
         Head::None => return Ok(()),
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
         Head::Sequence => sequence_head(config, m, x)?,                 // [R, labels]
-        Head::MaskedLm => masked_head(config, m, x, &table("word_embeddings"))?, // [T, vocab]
+        Head::Words => masked_head(config, m, x, &table("word_embeddings"))?, // [T, vocab]
     };
     m.output(inputs::LOGITS, logits);
     Ok(())

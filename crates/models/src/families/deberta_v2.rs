@@ -293,7 +293,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             let h = m.activate(h, config.pooler_activation)?;
             m.linear(h, "classifier", config.labels.len())? // [R, labels]
         }
-        Head::MaskedLm => masked_head(config, m, x, &words)?, // [T, vocab]
+        Head::Words => masked_head(config, m, x, &words)?, // [T, vocab]
     };
     m.output(inputs::LOGITS, logits);
     Ok(())

@@ -168,7 +168,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             if config.pooling == Pooling::Late { m.mean(logits)? } else { logits } // [R, labels]
         }
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
-        Head::MaskedLm => m.linear(x, "lm_head", vocab_size)?,          // [T, vocab]
+        Head::Words => m.linear(x, "lm_head", vocab_size)?,             // [T, vocab]
     };
     m.output(inputs::LOGITS, logits);
     Ok(())

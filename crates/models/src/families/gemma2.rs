@@ -47,6 +47,7 @@ impl Config {
                 theta: 10_000.0,
                 rms_norm_eps: 1e-6,
                 activation: &["gelu_pytorch_tanh", "gelu"],
+                ..Defaults::NONE
             },
         )?;
         // The library computes the tanh form whatever `hidden_act` says; `hidden_activation` is it.

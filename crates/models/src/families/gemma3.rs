@@ -1,5 +1,5 @@
 //! Gemma 3, text part: norms before and after each block, five layers of local attention to one of
-//! global attention, and a rotary base for each kind.
+//! global attention, and a rotary base for each kind. EmbeddingGemma is one that looks both ways.
 //!
 //! Paper: <https://arxiv.org/abs/2503.19786>. Reference: `Gemma3ForCausalLM` of Hugging Face
 //! transformers. GGUF files store norm weights with the reference's `1 +` added.
@@ -67,8 +67,12 @@ impl Config {
         source.weights.checkpoint(true);
         source.weights.norms_less_one();
         let keys = &source.keys;
-        let defaults =
-            Defaults { theta: 1_000_000.0, rms_norm_eps: 1e-6, activation: &["gelu_pytorch_tanh"] };
+        let defaults = Defaults {
+            theta: 1_000_000.0,
+            rms_norm_eps: 1e-6,
+            activation: &["gelu_pytorch_tanh"],
+            bidirectional: true,
+        };
         let mut sizes = Sizes::from_json(keys, &source.weights, defaults)?;
         let [rope_local, rope] = config_json::ropes_by_kind(
             keys,
@@ -87,12 +91,14 @@ impl Config {
             }
         }
         keys.harmless(&["cache_implementation"]);
+        // What a token sees on each side, itself included.
+        let seen = |window: usize| if sizes.bidirectional { window / 2 + 1 } else { window };
         let windows = config_json::windows(keys, sizes.num_hidden_layers, |layer| {
             !(layer + 1).is_multiple_of(period)
         })?;
         Ok(Config {
             rope_local,
-            sliding_window: keys.size("sliding_window")?,
+            sliding_window: seen(keys.size("sliding_window")?),
             global: windows.iter().map(Option::is_none).collect(),
             query_pre_attn_scalar: keys
                 .opt_positive("query_pre_attn_scalar")?

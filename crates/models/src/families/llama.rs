@@ -49,7 +49,12 @@ impl Config {
     fn from_json(source: &mut Source) -> Result<Config, ModelError> {
         source.weights.checkpoint(false);
         let keys = &source.keys;
-        let defaults = Defaults { theta: 10_000.0, rms_norm_eps: 1e-6, activation: &["silu"] };
+        let defaults = Defaults {
+            theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            activation: &["silu"],
+            ..Defaults::NONE
+        };
         Ok(Config {
             sizes: Sizes::from_json(keys, &source.weights, defaults)?,
             sliding_window: keys.opt_size("sliding_window")?,

@@ -177,7 +177,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             let h = prediction(config, m, x)?;
             m.linear(h, "classifier", config.labels.len())? // [T, labels]
         }
-        Head::MaskedLm => {
+        Head::Words => {
             let h = prediction(config, m, x)?;
             let own = "decoder.weight";
             let table = if m.weights.has(own) { own } else { &table };

@@ -3,12 +3,14 @@
 //! Papers: <https://arxiv.org/abs/2402.01613>, <https://arxiv.org/abs/2407.19669>. Reference:
 //! `NomicBertModel`, `GteModel` and their heads in Hugging Face transformers. The published
 //! config.json of Nomic BERT has the names of GPT-2; transformers 5 writes BERT's. GTE was published
-//! as `new`, with code of its own.
+//! as `new`, with code of its own (`modeling.py` of Alibaba-NLP/new-impl), which can do more: norms by
+//! the root mean square, positions looked up, queries that grow with the length of the text.
 
 use cyb_ir::ValueId;
 
 use crate::config_json;
-use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, Sizes};
+use crate::encoder::{self, Activation, Encoder, EncoderInfo, Head, LogScale, Sizes};
+use crate::keys::Keys;
 use crate::registry::{Sampling, Source};
 use crate::rope::Rope;
 use crate::{Family, ModelError, Template, inputs};
@@ -22,6 +24,7 @@ pub(crate) static FAMILY: Family = Family {
         let config = Config::read(&source)?;
         let info = EncoderInfo {
             token_types: config.type_vocab_size,
+            log_scale: config.log_scale,
             ..EncoderInfo::with_head(config.head, &config.labels, config.scores)
         };
         source.encoder(&config.sizes.clone(), info, is_part, |m| graph(&config, m))
@@ -81,6 +84,12 @@ const GTE: Names = Names {
     masked: ["lm_head.dense", "lm_head.norm", "lm_head.decoder.weight", "lm_head.decoder.bias"],
 };
 
+/// As [`GTE`], where `pack_qkv` is false.
+const GTE_APART: Names = Names {
+    qkv: Projections::Apart(["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
+    ..GTE
+};
+
 /// Of the modules of transformers 5, as `state_dict` has them.
 const MODULES: Names = Names {
     embeddings_norm: "embeddings.LayerNorm",
@@ -104,16 +113,29 @@ const GTE_MODULES: Names = Names {
     ..MODULES
 };
 
+/// Whose code the configuration is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    Nomic,
+    Gte,
+    /// The published code of GTE.
+    New,
+}
+
 /// What a model of this family is made of.
 #[derive(Clone, Debug, PartialEq)]
 struct Config {
-    gte: bool,
+    code: Code,
     sizes: Sizes,
     intermediate_size: usize,
     type_vocab_size: usize,
     activation: Activation,
     layer_norm_eps: f32,
-    rope: Rope,
+    /// Whether layers have norms by the root mean square.
+    rms_norm: bool,
+    /// Positions are looked up without.
+    rope: Option<Rope>,
+    log_scale: Option<LogScale>,
     head: Head,
     labels: Vec<String>,
     scores: encoder::Scores,
@@ -139,13 +161,15 @@ impl Config {
                 return Err(keys.wrong("num_attention_heads", want));
             }
         };
-        let gte = keys.get::<&str>("model_type")? != "nomic_bert";
-        keys.only("pack_qkv", true)?;
-        keys.only("layer_norm_type", "layer_norm")?;
-        keys.only("logn_attention_scale", false)?;
+        let code = match keys.get::<&str>("model_type")? {
+            "nomic_bert" => Code::Nomic,
+            "gte" => Code::Gte,
+            _ => Code::New,
+        };
+        let context_length = size("max_position_embeddings", "n_positions")?;
+        let own = own(keys, code, context_length)?;
         let head = encoder::head(keys)?;
         let labels = encoder::labels(keys)?;
-        keys.only("position_embedding_type", "rope")?;
         keys.only("activation_function", "swiglu")?;
         keys.only("rotary_emb_fraction", 1.0f32)?;
         for name in [
@@ -172,7 +196,6 @@ impl Config {
             "fused_bias_fc",
             "fused_dropout_add_ln",
             "last_layer_subset",
-            "logn_attention_clip1",
             "max_trained_positions",
             "pad_vocab_size_multiple",
             "reorder_and_upcast_attn",
@@ -189,15 +212,19 @@ impl Config {
             "use_memory_efficient_attention",
             "use_xentropy",
         ]);
-        let context_length = size("max_position_embeddings", "n_positions")?;
-        let usual = if gte { 160_000.0 } else { 10_000.0 };
+        let usual = if code == Code::Gte { 160_000.0 } else { 10_000.0 };
         let theta = keys.opt_positive("rotary_emb_base")?.unwrap_or(usual);
+        // A configuration has its keys whatever the positions are.
+        let rope = config_json::rope(keys, head_dim, context_length, None, theta)?;
         let prefixes = ["", "nomic_bert.", "gte.", "new."];
         let has = |p: &&str| source.weights.has(&format!("{p}embeddings.word_embeddings.weight"));
-        let activation = if gte { Activation::GeluErf } else { Activation::Silu };
+        let activation = match code {
+            Code::Nomic => Activation::Silu,
+            Code::Gte | Code::New => Activation::GeluErf,
+        };
         let eps = keys.opt_positive("layer_norm_epsilon")?.unwrap_or(1e-12);
         Ok(Config {
-            gte,
+            code,
             sizes: Sizes {
                 vocab_size: keys.size("vocab_size")?,
                 hidden_size,
@@ -210,13 +237,54 @@ impl Config {
             type_vocab_size: keys.get("type_vocab_size")?,
             activation: Activation::read(keys, "hidden_act", activation)?,
             layer_norm_eps: keys.opt_positive("layer_norm_eps")?.unwrap_or(eps),
-            rope: config_json::rope(keys, head_dim, context_length, None, theta)?,
+            rms_norm: own.rms_norm,
+            rope: (!own.looked_up).then_some(rope),
+            log_scale: own.log_scale,
             head,
             scores: encoder::scores(keys, labels.len())?,
             labels,
             prefix: prefixes.into_iter().find(has).unwrap_or_default(),
         })
     }
+}
+
+/// What only the published code of GTE can do.
+struct Own {
+    rms_norm: bool,
+    looked_up: bool,
+    log_scale: Option<LogScale>,
+}
+
+fn own(keys: &Keys, code: Code, length: usize) -> Result<Own, ModelError> {
+    let mut own = Own { rms_norm: false, looked_up: false, log_scale: None };
+    if code != Code::New {
+        keys.only("pack_qkv", true)?;
+        keys.only("layer_norm_type", "layer_norm")?;
+        keys.only("logn_attention_scale", false)?;
+        keys.only("position_embedding_type", "rope")?;
+        keys.harmless(&["logn_attention_clip1"]);
+        return Ok(own);
+    }
+    let one_of =
+        |name: &str, usual: &'static str, other: &'static str| match keys.opt::<&str>(name)? {
+            None => Ok(false),
+            Some(got) if got == usual => Ok(false),
+            Some(got) if got == other => Ok(true),
+            Some(_) => Err(keys.wrong(name, format!("{usual} and {other} are known"))),
+        };
+    // Which tensors there are says it too.
+    keys.harmless(&["pack_qkv"]);
+    own.rms_norm = one_of("layer_norm_type", "layer_norm", "rms_norm")?;
+    own.looked_up = one_of("position_embedding_type", "rope", "absolute")?;
+    let at_least_one = keys.opt::<bool>("logn_attention_clip1")?.unwrap_or(false);
+    if keys.opt::<bool>("logn_attention_scale")?.unwrap_or(false) {
+        if length < 2 {
+            let want = "queries that grow with the length need 2 or more".to_owned();
+            return Err(keys.wrong("max_position_embeddings", want));
+        }
+        own.log_scale = Some(LogScale { length, at_least_one });
+    }
+    Ok(own)
 }
 
 fn is_part(name: &str) -> bool {
@@ -235,16 +303,25 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
     let eps = config.layer_norm_eps;
     let scale = 1.0 / (head_dim as f64).sqrt();
     let width = num_attention_heads.saturating_mul(head_dim);
-    let rope = m.rope_table(&config.rope, context_length)?;
-
-    let modules = format!("{}layers.0.self_attn.q_proj.weight", config.prefix);
-    let names = match (config.gte, m.weights.has(&modules)) {
-        (false, false) => &NOMIC,
-        (true, false) => &GTE,
-        (false, true) => &MODULES,
-        (true, true) => &GTE_MODULES,
+    let rope = match &config.rope {
+        Some(rope) => Some(m.rope_table(rope, context_length)?),
+        None => None,
     };
+
     let named = |name: &str| format!("{}{name}", config.prefix);
+    let modules = m.weights.has(&named("layers.0.self_attn.q_proj.weight"));
+    let apart = m.weights.has(&named("encoder.layer.0.attention.q_proj.weight"));
+    let names = match config.code {
+        Code::Nomic if modules => &MODULES,
+        Code::Nomic => &NOMIC,
+        Code::Gte | Code::New if modules => &GTE_MODULES,
+        Code::Gte | Code::New if apart => &GTE_APART,
+        Code::Gte | Code::New => &GTE,
+    };
+    let norm = |m: &mut Encoder, x: ValueId, name: &str| match config.rms_norm {
+        true => m.rms_norm(x, name, eps),
+        false => m.layer_norm(x, name, eps),
+    };
     let words = named("embeddings.word_embeddings.weight");
 
     let mut x = m.embed_tokens(&words, [vocab_size, hidden_size])?; // [T, hidden]
@@ -253,17 +330,28 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         let t = m.embed_token_types(&named("embeddings.token_type_embeddings.weight"), types)?;
         x = m.add(x, t)?;
     }
+    if rope.is_none() {
+        let shape = [context_length, hidden_size];
+        let p = m.embed_positions(&named("embeddings.position_embeddings.weight"), shape)?;
+        x = m.add(x, p)?;
+    }
     x = m.layer_norm(x, &named(names.embeddings_norm), eps)?;
     for layer in 0..num_hidden_layers {
         let own = |name: &str| named(&format!("{}.{layer}.{name}", names.layers));
         let [q, k, v] = projected(m, x, names.qkv, &own, width)?; // [T, heads * head_dim] each
         let mut heads = |x| m.heads(x, num_attention_heads);
         let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?); // [T, heads, head_dim] each
-        let (q, k) = (m.rope(q, &rope)?, m.rope(k, &rope)?);
+        let (mut q, k) = match &rope {
+            Some(rope) => (m.rope(q, rope)?, m.rope(k, rope)?),
+            None => (q, k),
+        };
+        if config.log_scale.is_some() {
+            q = m.scale_by_length(q)?;
+        }
         let a = m.attention([q, k, v], scale, None)?; // [T, heads * head_dim]
         let o = m.linear(a, &own(names.attention_out), hidden_size)?;
         let h = m.add(x, o)?;
-        let h = m.layer_norm(h, &own(names.attention_norm), eps)?;
+        let h = norm(m, h, &own(names.attention_norm))?;
 
         let inner = config.intermediate_size;
         let [up, gate] = projected(m, h, names.up, &own, inner)?; // [T, intermediate] each
@@ -271,7 +359,7 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         let f = m.mul(gate, up)?; // [T, intermediate]
         let f = m.linear(f, &own(names.down), hidden_size)?;
         let f = m.add(h, f)?;
-        x = m.layer_norm(f, &own(names.out_norm), eps)?;
+        x = norm(m, f, &own(names.out_norm))?;
     }
     m.output(inputs::LAST_HIDDEN_STATE, x);
 
@@ -288,9 +376,11 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         Head::None => return Ok(()),
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
         Head::Sequence => m.linear(pooled.unwrap_or(x), "classifier", config.labels.len())?,
-        Head::MaskedLm => {
+        Head::Words => {
             let [dense, norm, own, bias] = names.masked;
-            let activation = if config.gte { Activation::GeluErf } else { config.activation };
+            // The library's GTE has this one whatever its feed-forward has.
+            let gte = config.code == Code::Gte;
+            let activation = if gte { Activation::GeluErf } else { config.activation };
             let h = m.linear(x, dense, hidden_size)?;
             let h = m.activate(h, activation)?;
             let h = m.layer_norm(h, norm, eps)?;

@@ -24,7 +24,12 @@ pub(crate) static FAMILY: Family = Family {
         let sizes = Sizes::from_json(
             keys,
             &source.weights,
-            Defaults { theta: 10_000.0, rms_norm_eps: 1e-5, activation: &["silu"] },
+            Defaults {
+                theta: 10_000.0,
+                rms_norm_eps: 1e-5,
+                activation: &["silu"],
+                ..Defaults::NONE
+            },
         )?;
         let windowed = keys.opt_size("sliding_window")?.is_some();
         let windows = config_json::windows(keys, sizes.num_hidden_layers, |_| windowed)?;

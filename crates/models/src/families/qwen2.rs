@@ -45,7 +45,8 @@ fn from_gguf(source: &Source) -> Result<(Config, Windows), ModelError> {
 fn from_json(source: &mut Source) -> Result<(Config, Windows), ModelError> {
     source.weights.checkpoint(false);
     let keys = &source.keys;
-    let defaults = Defaults { theta: 10_000.0, rms_norm_eps: 1e-6, activation: &["silu"] };
+    let defaults =
+        Defaults { theta: 10_000.0, rms_norm_eps: 1e-6, activation: &["silu"], ..Defaults::NONE };
     let config = Config::from_json(keys, &source.weights, defaults)?;
     let sliding = keys.opt::<bool>("use_sliding_window")?.unwrap_or(false);
     let first = keys.opt::<usize>("max_window_layers")?.unwrap_or(0);

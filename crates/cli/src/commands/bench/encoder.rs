@@ -1,9 +1,9 @@
 //! `bench` on an encoder: whole batches of texts of one length.
 
-use cyb_llm::{EncoderBenchOptions, Model, Runtime, Spread};
+use cyb_llm::{EncoderBenchOptions, Model, Runtime};
 use serde_json::json;
 
-use super::{Arguments, peer};
+use super::{Arguments, peer, row, spread, times};
 use crate::args::Common;
 use crate::commands::Progress;
 use crate::failure::Failure;
@@ -36,7 +36,6 @@ pub(super) fn run(
         }
         (true, None) => return Err(Failure::usage("--compare needs a model directory")),
     };
-    let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
     let tokens = (options.batch * options.tokens) as f64;
     let per_second = 1e3 * tokens / result.run_ms.median;
     if common.json {
@@ -52,29 +51,20 @@ pub(super) fn run(
             "peak_memory_mb": result.peak_memory_mb,
         });
         if let Some(peer) = peer {
-            report["peer"] = json!({
-                "name": peer.name,
-                "forward": { "ms": spread(peer.run_ms) },
-                "peak_memory_mb": peer.peak_memory_mb,
-            });
+            report["peer"] = peer.json();
         }
         return output::json(&report);
     }
-    let speed = |s: Spread| format!("{:.3} ms ({:.3} to {:.3})", s.median, s.min, s.max);
-    let row = |what: &str, value: String| vec![what.to_owned(), value];
     let mut rows = vec![
         row("model", info.id.to_string()),
         row("backend", format!("{}, {} threads", runtime.backend(), runtime.threads())),
         row("load", format!("{:.0} ms", result.load_ms)),
-        row("forward", format!("{}, {} x {}", speed(result.run_ms), options.batch, options.tokens)),
+        row("forward", format!("{}, {} x {}", times(result.run_ms), options.batch, options.tokens)),
         row("", format!("{per_second:.0} tokens/s")),
         row("peak memory", format!("{:.0} MiB", result.peak_memory_mb)),
     ];
     if let Some(peer) = peer {
-        let ratio = result.run_ms.median / peer.run_ms.median;
-        rows.push(row("beside", peer.name));
-        rows.push(row("  forward", format!("{}, ratio {ratio:.2}", speed(peer.run_ms))));
-        rows.push(row("  peak memory", format!("{:.0} MiB", peer.peak_memory_mb)));
+        rows.extend(peer.rows(result.run_ms));
     }
     let mut ops = result.ops;
     ops.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use cyb_llm::{IndexMap, Runtime, Spread, StepTime, Tensor, npz};
+use cyb_llm::{IndexMap, Runtime, StepTime, Tensor, npz};
 use serde_json::json;
 
-use super::{Arguments, peer};
+use super::{Arguments, peer, row, spread, times};
 use crate::args::Common;
 use crate::commands::{Progress, dims};
 use crate::failure::Failure;
@@ -44,7 +44,6 @@ pub(super) fn run(
     };
     let ops = by_kernel(&result.steps);
     let per_run = |nanos: u64| nanos as f64 / 1e6 / arguments.repeat as f64;
-    let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
     if common.json {
         let each = ops.iter().map(|(op, kernel, calls, nanos)| {
             let calls = calls / arguments.repeat as u64;
@@ -66,28 +65,19 @@ pub(super) fn run(
             "peak_memory_mb": result.peak_memory_mb,
         });
         if let Some(peer) = peer {
-            report["peer"] = json!({
-                "name": peer.name,
-                "forward": { "ms": spread(peer.run_ms) },
-                "peak_memory_mb": peer.peak_memory_mb,
-            });
+            report["peer"] = peer.json();
         }
         return output::json(&report);
     }
-    let speed = |s: Spread| format!("{:.3} ms ({:.3} to {:.3})", s.median, s.min, s.max);
-    let row = |what: &str, value: String| vec![what.to_owned(), value];
     let mut rows = vec![
         row("model", path.display().to_string()),
         row("backend", format!("{}, {threads} threads", runtime.backend())),
         row("first run", format!("{:.1} ms", result.first_ms)),
-        row("forward", speed(result.run_ms)),
+        row("forward", times(result.run_ms)),
         row("peak memory", format!("{:.0} MiB", result.peak_memory_mb)),
     ];
     if let Some(peer) = peer {
-        let ratio = result.run_ms.median / peer.run_ms.median;
-        rows.push(row("beside", peer.name));
-        rows.push(row("  forward", format!("{}, ratio {ratio:.2}", speed(peer.run_ms))));
-        rows.push(row("  peak memory", format!("{:.0} MiB", peer.peak_memory_mb)));
+        rows.extend(peer.rows(result.run_ms));
     }
     for (op, kernel, calls, nanos) in ops.iter().take(SHOWN) {
         let calls = calls / arguments.repeat as u64;

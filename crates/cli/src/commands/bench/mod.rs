@@ -6,7 +6,7 @@ mod peer;
 
 use clap::Args;
 use cyb_llm::{BenchOptions, LoadOptions, Runtime, Spread};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Progress;
 use crate::args::{Common, ModelArgument};
@@ -96,7 +96,6 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         (true, Some(path)) => Some(peer::measure(&arguments.python, &path, threads, &options)?),
         (true, None) => return Err(Failure::usage("--compare needs a model file")),
     };
-    let spread = |s: Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
     if common.json {
         let mut report = json!({
             "model": name,
@@ -122,7 +121,6 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         return output::json(&report);
     }
     let speed = |s: Spread| format!("{:.1} tokens/s ({:.1} to {:.1})", s.median, s.min, s.max);
-    let row = |what: &str, value: String| vec![what.to_owned(), value];
     let mut rows = vec![
         row("model", name),
         row("backend", format!("{}, {threads} threads", backend)),
@@ -142,4 +140,19 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         rows.push(row("  decode", beside(result.decode, peer.decode)));
     }
     output::text(&output::table(&rows))
+}
+
+/// Measurements as JSON.
+fn spread(s: Spread) -> Value {
+    json!({ "median": s.median, "min": s.min, "max": s.max })
+}
+
+/// Measured times for people.
+fn times(s: Spread) -> String {
+    format!("{:.3} ms ({:.3} to {:.3})", s.median, s.min, s.max)
+}
+
+/// A row of a table.
+fn row(what: &str, value: String) -> Vec<String> {
+    vec![what.to_owned(), value]
 }

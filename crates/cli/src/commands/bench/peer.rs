@@ -5,7 +5,9 @@ use std::process::Command;
 
 use cyb_llm::{BenchOptions, EncoderBenchOptions, Spread};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
+use super::{row, spread, times};
 use crate::failure::Failure;
 
 /// What measures the peer.
@@ -29,10 +31,10 @@ pub(super) struct Peer {
 }
 
 /// The program that measures ONNX Runtime.
-const ONNX_SCRIPT: &str = include_str!("peer_onnx.py");
+const ONNX_SCRIPT: &str = concat!(include_str!("peer_runs.py"), include_str!("peer_onnx.py"));
 
 /// The program that measures PyTorch.
-const TORCH_SCRIPT: &str = include_str!("peer_torch.py");
+const TORCH_SCRIPT: &str = concat!(include_str!("peer_runs.py"), include_str!("peer_torch.py"));
 
 #[derive(Debug, Deserialize)]
 struct RunReport {
@@ -43,9 +45,29 @@ struct RunReport {
 
 /// What was measured of whole runs of ONNX Runtime or PyTorch.
 pub(super) struct RunPeer {
-    pub(super) name: String,
-    pub(super) run_ms: Spread,
-    pub(super) peak_memory_mb: f64,
+    name: String,
+    run_ms: Spread,
+    peak_memory_mb: f64,
+}
+
+impl RunPeer {
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "forward": { "ms": spread(self.run_ms) },
+            "peak_memory_mb": self.peak_memory_mb,
+        })
+    }
+
+    /// Beside what was measured here.
+    pub(super) fn rows(&self, ours: Spread) -> [Vec<String>; 3] {
+        let ratio = ours.median / self.run_ms.median;
+        [
+            row("beside", self.name.clone()),
+            row("  forward", format!("{}, ratio {ratio:.2}", times(self.run_ms))),
+            row("  peak memory", format!("{:.0} MiB", self.peak_memory_mb)),
+        ]
+    }
 }
 
 /// A peer, and the package that it comes in.

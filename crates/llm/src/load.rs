@@ -1,0 +1,166 @@
+//! From a package to a model that is ready to run.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use cyb_engine::{Config as EngineConfig, Engine};
+use cyb_exec::{Backend, Executor, PrepareOptions};
+use cyb_models::{GraphOptions, Summary, Template};
+
+use crate::encoder::EncoderRunner;
+use crate::info::{kv_bytes, step_bytes};
+use crate::metrics::Metrics;
+use crate::model::{Driver, Inner, Model, ModelId, Serving, millis};
+use crate::pictures::PictureRunner;
+use crate::stepper::{ModelStepper, StepLimits};
+use crate::{Config, Error, Package, sentence};
+
+/// Tokens that a sequence may hold when nobody says how many.
+pub(crate) const DEFAULT_CONTEXT: usize = 4096;
+
+/// Sequences that may wait for others to end.
+const MAX_WAITING: usize = 1024;
+
+/// What a model is loaded for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// What its files say: whole sequences of encoders, classifiers, and decoders with stages of
+    /// sentence-transformers beside them; text of other decoders.
+    #[default]
+    Stated,
+    /// To write text, where it is a decoder.
+    Text,
+    /// To take whole sequences, for [`Model::forward`] with all it takes and gives,
+    /// [`Model::embed`] and the like.
+    Sequences,
+}
+
+/// How a model is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// What for.
+    pub purpose: Purpose,
+    /// Tokens that a sequence may hold, in place of what [`Config::context`] says. Models with two
+    /// sets of rotary frequencies (long rope) are built for texts of this length.
+    pub context: Option<usize>,
+    /// Load even if the chat template does not compile; prompts are then given as they are.
+    pub without_template: bool,
+}
+
+impl Model {
+    pub(crate) fn prepare(
+        id: ModelId,
+        package: Package,
+        backends: &[Arc<dyn Backend>],
+        config: &Config,
+        options: LoadOptions,
+        start: Instant,
+    ) -> Result<Model, Error> {
+        if !options.without_template && package.has_template() {
+            package.template()?;
+        }
+        let asked = Config { context: options.context.or(config.context), ..config.clone() };
+        let config = &asked;
+        let graph_options = GraphOptions {
+            kv_dtype: config.kv_type,
+            context: config.context,
+            packed: match options.purpose {
+                Purpose::Stated => sentence::has_stages(&package.file.metadata),
+                Purpose::Text => false,
+                Purpose::Sequences => true,
+            },
+            ..GraphOptions::default()
+        };
+        let built = cyb_models::build(&package.file, &graph_options)?;
+        let summary = built.summary;
+        check_vocabulary(&package, &summary)?;
+        if let Some(asked) = config.context.filter(|&asked| asked > summary.context_length) {
+            let (model, limit) = (package.name.clone(), summary.context_length);
+            return Err(Error::ContextTooLong { model, asked, limit });
+        }
+        if config.context == Some(0) {
+            return Err(Error::Value { what: "context", why: "0; give 1 or more".to_owned() });
+        }
+        package.file.check_unchanged()?;
+        let kv_bytes_per_token = kv_bytes(&built.graph);
+        let weight_bytes_per_step = step_bytes(&built.graph);
+        let mut warnings = package.file.notes.clone();
+        warnings.extend(built.warnings);
+        let pictures = built
+            .pictures
+            .map(|tower| PictureRunner::new(*tower, built.contrast, backends))
+            .transpose()?;
+        let executor = match &pictures {
+            Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
+            _ => {
+                let layers = config.gpu_layers;
+                let options = PrepareOptions { device_layers: layers, ..Default::default() };
+                Arc::new(Executor::prepare(built.graph, backends, options)?)
+            }
+        };
+        let inner = |executor: Arc<Executor>, load_ms: f64, driver: Driver| Inner {
+            id,
+            package,
+            family: built.family.name,
+            summary,
+            warnings,
+            executor,
+            config: config.clone(),
+            block: graph_options.kv_block,
+            kv_bytes_per_token,
+            weight_bytes_per_step,
+            load_ms,
+            driver,
+            pictures,
+        };
+        if let Some(info) = built.encoder {
+            let runner = EncoderRunner::new(&executor)?;
+            let driver = Driver::Encoder(info, Box::new(Mutex::new(runner)));
+            return Ok(Model(Arc::new(inner(executor, millis(start), driver))));
+        }
+        if built.family.template == Template::Towers {
+            return Ok(Model(Arc::new(inner(executor, millis(start), Driver::Pictures))));
+        }
+        let block = graph_options.kv_block;
+        let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
+        let n_blocks = context.div_ceil(block);
+        let limits = StepLimits {
+            tokens: config.chunk().min(context),
+            sequences: 1,
+            blocks: n_blocks,
+            logits: 1,
+            slots: n_blocks * block,
+        };
+        let stepper = ModelStepper::new(&executor, summary.vocab_size, limits)?;
+        let engine_config = EngineConfig {
+            block_size: block,
+            n_blocks,
+            max_running: config.max_sequences,
+            max_waiting: MAX_WAITING,
+            step_tokens: config.chunk().max(config.max_sequences),
+            chunk: config.chunk(),
+            prefix_cache: config.prefix_cache,
+        };
+        let load_ms = millis(start);
+        let latest = Metrics { load_ms, ..Metrics::default() };
+        let serving =
+            Serving { engine: Engine::new(stepper, engine_config), inbox: HashMap::new(), latest };
+        let driver = Driver::Decoder(Box::new(Mutex::new(serving)));
+        Ok(Model(Arc::new(inner(executor, load_ms, driver))))
+    }
+}
+
+/// A tokenizer with ids that the model has no embedding for would fail in the middle of an answer.
+fn check_vocabulary(package: &Package, summary: &Summary) -> Result<(), Error> {
+    let Ok(tokenizer) = package.tokenizer() else { return Ok(()) };
+    let (tokens, rows) = (tokenizer.vocab_size(), summary.vocab_size);
+    if tokens > rows {
+        let why = format!(
+            "{} has {tokens} tokens, but the model has {rows} embeddings; the file is damaged",
+            package.name
+        );
+        return Err(Error::Value { what: "vocabulary", why });
+    }
+    Ok(())
+}
