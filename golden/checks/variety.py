@@ -306,7 +306,8 @@ def text_inputs(config, rng, two_towers=False):
             mask[row, : width - keep] = 0
             ids[row, : width - keep] = pad
         elif style == "gaps" and width > 2:
-            mask[row, 1:] = rng.random(width - 1) < 0.7
+            # The last token stays: a classifier asks it, and a hidden one has no meaning.
+            mask[row, 1:-1] = rng.random(width - 2) < 0.7
     inputs = {"input_ids": ids}
     if style != "none":
         inputs["attention_mask"] = mask

@@ -53,6 +53,10 @@ pub fn sniff(bytes: &[u8]) -> Sniffed {
     if bytes.starts_with(b"GGUF") {
         return Sniffed::Gguf;
     }
+    // Before the short magics: the length that such a file begins with may have their bytes.
+    if is_safetensors(bytes) {
+        return Sniffed::Safetensors;
+    }
     let head = &bytes[..bytes.len().min(4096)];
     let zipped = head.starts_with(b"PK\x03\x04") && contains(head, b"data.pkl");
     if zipped || bytes.starts_with(crate::torch::LEGACY) {
@@ -61,9 +65,6 @@ pub fn sniff(bytes: &[u8]) -> Sniffed {
     let foreign = |what, remedy| Sniffed::Foreign { what, remedy };
     if let Some(&(_, what, remedy)) = MAGICS.iter().find(|(magic, ..)| bytes.starts_with(magic)) {
         return foreign(what, remedy);
-    }
-    if is_safetensors(bytes) {
-        return Sniffed::Safetensors;
     }
     if head.starts_with(b"PK\x03\x04") || head.starts_with(b"PK\x05\x06") {
         return if contains(head, b".npy") {
@@ -153,6 +154,7 @@ mod tests {
     fn content_is_named() {
         assert_eq!(what(b"GGUF\x03\0\0\0"), "gguf");
         assert_eq!(what(b"\x02\0\0\0\0\0\0\0{}"), "safetensors");
+        assert_eq!(what(b"\x80\x02\0\0\0\0\0\0{"), "safetensors");
         assert_eq!(what(b"PK\x03\x04....archive/data.pkl"), "PyTorch");
         assert!(what(b"PK\x03\x04....x.npy").contains("NumPy"));
         assert_eq!(what(b"PK\x03\x04....readme"), "a zip archive");

@@ -264,6 +264,15 @@ impl<'a> Encoder<'a> {
         self.jet(&LINEAR, Attrs::new(), &given)
     }
 
+    /// Which bias a head for words adds: the head's own, or that of its matrix `decoder`, which is the
+    /// same one where the matrix is the embedding.
+    pub(crate) fn words_bias<'n>(&self, tied: bool, own: &'n str, decoder: &'n str) -> &'n str {
+        match self.weights.has(own) && (tied || !self.weights.has(decoder)) {
+            true => own,
+            false => decoder,
+        }
+    }
+
     /// Layer norm over the last axis. Checkpoints of 2019 call its vectors gamma and beta.
     pub(crate) fn layer_norm(&mut self, x: ValueId, name: &str, eps: f32) -> Built {
         self.b.set_label(name);

@@ -366,6 +366,6 @@ fn masked_head(config: &Config, m: &mut Encoder, x: cyb_ir::ValueId, table: &str
     let untied = m.weights.has(&own) || !config.tie_word_embeddings;
     let table = if untied { own.as_str() } else { table };
     let decoder_bias = format!("{decoder}.bias");
-    let bias = if m.weights.has(bias) { bias } else { decoder_bias.as_str() };
+    let bias = m.words_bias(config.tie_word_embeddings, bias, &decoder_bias);
     m.unembed(h, table, vocab_size, Some(bias))
 }

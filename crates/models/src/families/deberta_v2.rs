@@ -60,6 +60,7 @@ struct Config {
     scores: encoder::Scores,
     /// The first form of the head for masked words.
     legacy: bool,
+    tie_word_embeddings: bool,
     prefix: &'static str,
 }
 
@@ -110,11 +111,12 @@ impl Config {
         let max_position_embeddings = keys.opt_size("max_position_embeddings")?.unwrap_or(512);
         let biased = keys.opt("position_biased_input")?.unwrap_or(true);
         let kinds = kinds(keys)?;
-        keys.harmless(&["pooler_dropout", "tie_word_embeddings"]);
+        keys.harmless(&["pooler_dropout"]);
         let labels = encoder::labels(keys)?;
         let norms = keys.opt::<&str>("norm_rel_ebd")?.unwrap_or("none").to_lowercase();
         let prefixed = source.weights.has("deberta.embeddings.word_embeddings.weight");
         Ok(Config {
+            tie_word_embeddings: keys.opt("tie_word_embeddings")?.unwrap_or(true),
             sizes: Sizes {
                 vocab_size: keys.size("vocab_size")?,
                 hidden_size,
@@ -320,6 +322,6 @@ fn masked_head(config: &Config, m: &mut Encoder, x: ValueId, words: &str) -> Bui
     let own = format!("{decoder}.weight");
     let table = if m.weights.has(&own) { own.as_str() } else { words };
     let own = format!("{decoder}.bias");
-    let bias = if m.weights.has(bias) { bias } else { own.as_str() };
+    let bias = m.words_bias(config.tie_word_embeddings, bias, &own);
     m.unembed(h, table, config.sizes.vocab_size, Some(bias))
 }

@@ -43,8 +43,8 @@ struct Names {
     up: Projections<2>,
     down: &'static str,
     out_norm: &'static str,
-    /// Of the head for masked words: dense, norm, the output's weight and bias.
-    masked: [&'static str; 4],
+    /// Of the head for masked words: dense, norm, the output's weight and both names of its bias.
+    masked: [&'static str; 5],
 }
 
 /// Projections of one input.
@@ -69,6 +69,7 @@ const NOMIC: Names = Names {
         "cls.predictions.transform.layer_norm",
         "cls.predictions.decoder.weight",
         "cls.predictions.bias",
+        "cls.predictions.decoder.bias",
     ],
 };
 
@@ -81,7 +82,13 @@ const GTE: Names = Names {
     up: Projections::Joined("mlp.up_gate_proj"),
     down: "mlp.down_proj",
     out_norm: "mlp_ln",
-    masked: ["lm_head.dense", "lm_head.norm", "lm_head.decoder.weight", "lm_head.decoder.bias"],
+    masked: [
+        "lm_head.dense",
+        "lm_head.norm",
+        "lm_head.decoder.weight",
+        "lm_head.decoder.bias",
+        "lm_head.decoder.bias",
+    ],
 };
 
 /// As [`GTE`], where `pack_qkv` is false.
@@ -109,6 +116,7 @@ const GTE_MODULES: Names = Names {
         "lm_head.layer_norm",
         "lm_head.decoder.weight",
         "lm_head.decoder.bias",
+        "lm_head.decoder.bias",
     ],
     ..MODULES
 };
@@ -129,6 +137,7 @@ struct Config {
     sizes: Sizes,
     intermediate_size: usize,
     type_vocab_size: usize,
+    tie_word_embeddings: bool,
     activation: Activation,
     layer_norm_eps: f32,
     /// Whether layers have norms by the root mean square.
@@ -206,7 +215,6 @@ impl Config {
             "summary_proj_to_labels",
             "summary_type",
             "summary_use_proj",
-            "tie_word_embeddings",
             "unpad_inputs",
             "use_flash_attn",
             "use_memory_efficient_attention",
@@ -235,6 +243,7 @@ impl Config {
             },
             intermediate_size: size("intermediate_size", "n_inner")?,
             type_vocab_size: keys.get("type_vocab_size")?,
+            tie_word_embeddings: keys.opt("tie_word_embeddings")?.unwrap_or(true),
             activation: Activation::read(keys, "hidden_act", activation)?,
             layer_norm_eps: keys.opt_positive("layer_norm_eps")?.unwrap_or(eps),
             rms_norm: own.rms_norm,
@@ -377,7 +386,8 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
         Head::Sequence => m.linear(pooled.unwrap_or(x), "classifier", config.labels.len())?,
         Head::Words => {
-            let [dense, norm, own, bias] = names.masked;
+            let [dense, norm, own, bias, decoder_bias] = names.masked;
+            let bias = m.words_bias(config.tie_word_embeddings, bias, decoder_bias);
             // The library's GTE has this one whatever its feed-forward has.
             let gte = config.code == Code::Gte;
             let activation = if gte { Activation::GeluErf } else { config.activation };

@@ -60,8 +60,9 @@ impl Config {
             // The library's name for it is the exact GELU, and it computes the tanh form.
             Some("gated-gelu") => (Activation::GeluTanh, true),
             Some("gated-silu") => (Activation::Silu, true),
+            Some("gated-relu") => (Activation::Relu, true),
             Some(_) => {
-                let want = "relu, gelu, gated-gelu and gated-silu are known".to_owned();
+                let want = "relu, gelu and both with gated- before, and gated-silu are known".to_owned();
                 return Err(keys.wrong("feed_forward_proj", want));
             }
         };
