@@ -62,7 +62,8 @@ impl Config {
             Some("gated-silu") => (Activation::Silu, true),
             Some("gated-relu") => (Activation::Relu, true),
             Some(_) => {
-                let want = "relu, gelu and both with gated- before, and gated-silu are known".to_owned();
+                let want =
+                    "relu, gelu and both with gated- before, and gated-silu are known".to_owned();
                 return Err(keys.wrong("feed_forward_proj", want));
             }
         };
