@@ -49,7 +49,7 @@ macro_rules! elements {
     };
 }
 
-elements! { f32 => F32, f64 => F64, i32 => I32, i64 => I64, u8 => U8 }
+elements! { f32 => F32, f64 => F64, i32 => I32, i64 => I64, u8 => U8, i8 => I8 }
 
 /// The operands of one step on one worker.
 pub(crate) struct Io<'a> {
@@ -171,6 +171,16 @@ impl<'a, T: Element> Shared<'a, T> {
 
     pub(crate) fn start(&self) -> *mut T {
         self.start
+    }
+
+    /// `len` elements from `start`, still shared.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Shared<'a, T> {
+        let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{len} elements from {start} are not inside {}", self.len);
+        Shared { start: self.start.wrapping_add(start), len, life: PhantomData }
     }
 
     /// `len` elements from `start`.

@@ -155,6 +155,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::embedding::ROWS,
     kernels::conv::ROWS,
     kernels::affine::ROWS,
+    kernels::lookup::ROWS,
     kernels::integer::ROWS,
     kernels::integer_conv::ROWS,
     kernels::pool::ROWS,

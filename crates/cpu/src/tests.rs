@@ -103,6 +103,7 @@ fn run_jet(
         "embedding" => &[0],
         "conv" | "conv_activation" | "conv_transpose" => &[1],
         "matmul_integer" | "conv_integer" => &[1, 3],
+        "conv_quantized" => &[1, 3, 4, 5, 6, 7, 8, 9],
         _ => &[],
     };
     let ids: Vec<_> = tensors

@@ -11,6 +11,7 @@
 mod backend;
 mod executor;
 mod fuse;
+mod fuse_codes;
 mod fuse_conv;
 mod passes;
 mod placement;

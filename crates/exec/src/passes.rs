@@ -10,7 +10,7 @@ use cyb_ir::{
 use cyb_jets::JETS;
 use cyb_tensor::Bindings;
 
-use crate::{Backend, fuse};
+use crate::{Backend, fuse, fuse_codes};
 
 /// Results larger than this are computed in each run instead of being kept.
 const FOLD_LIMIT_BYTES: usize = 1 << 20;
@@ -36,6 +36,7 @@ pub fn optimize(
     }
     // After recognition, so that a jet's constants are still where its definition has them.
     graph = run(graph, &[folding()], &mut log)?;
+    graph = run(graph, &fuse_codes::rules(backends), &mut log)?;
     // Last, since it takes whole jets.
     for rules in fuse::stages(backends) {
         graph = run(graph, &rules, &mut log)?;

@@ -34,6 +34,11 @@ impl Patch {
         self.ops.len() - 1
     }
 
+    /// The operations in the order in which they were added.
+    pub fn ops(&self) -> &[(Op, Vec<Tap>)] {
+        &self.ops
+    }
+
     /// Everything that read `old` reads `new` instead.
     pub fn shunt(&mut self, old: ValueId, new: Tap) {
         self.shunts.push((old, new));

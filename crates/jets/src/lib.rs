@@ -27,6 +27,7 @@ pub static JETS: &[&Jet] = &[
     &QUANTIZE,
     &DEQUANTIZE,
     &AFFINE_QUANTIZE,
+    &LOOKUP,
     &MATMUL_INTEGER,
     &CONV_INTEGER,
     &RMSNORM,
@@ -54,6 +55,7 @@ pub static JETS: &[&Jet] = &[
     &LINEAR_MANY,
     &GATED_LINEAR,
     &CONV_ACTIVATION,
+    &CONV_QUANTIZED,
 ];
 
 /// The jet with this name.

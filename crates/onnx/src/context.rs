@@ -25,6 +25,15 @@ pub(crate) struct Placed {
     pub(crate) cast: HashSet<ValueId>,
     /// Floats that were decoded from 8-bit codes with one scale.
     pub(crate) decoded: HashMap<ValueId, Decoded>,
+    /// Floats that are exact sums of products of codes times numbers.
+    pub(crate) scaled: HashMap<ValueId, Scaled>,
+}
+
+/// Integers and the numbers they are multiplied with: one for all, or lined up with them.
+#[derive(Clone, Debug)]
+pub(crate) struct Scaled {
+    pub(crate) sums: ValueId,
+    pub(crate) factors: Tensor,
 }
 
 /// Codes `(codes - zero) * scale`, with one scale and one zero point.

@@ -156,8 +156,22 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// Adds `sum(w[4r + j] * (x[j] - BYTE_BIAS), j < 4)` to every lane `r`, exactly, for codes in
     /// `-128..=127` and unsigned bytes: see [`BYTE_BIAS`](Isa::BYTE_BIAS).
     fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I;
+    /// As [`dot_bytes`](Isa::dot_bytes) with the roles changed: adds
+    /// `sum((x[4r + j] - BYTE_BIAS) * w[j], j < 4)` for unsigned bytes `x` and codes in `-128..=127`.
+    fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I;
     fn dot_fold(self, d: Self::D) -> Self::D;
     fn dot_finish(self, d: Self::D, init: i32) -> Self::I;
+
+    /// `table[i]` for every lane `i`, which must be in `0..=255`.
+    #[inline(always)]
+    fn lookup_i(self, table: &[u8; 256], index: Self::I) -> Self::I {
+        let mut lanes = self.to_array_i(index);
+        for lane in &mut lanes {
+            *lane = i32::from(table[usize::from(*lane as u8)]);
+        }
+        // SAFETY: an array of 16.
+        unsafe { self.load_i(lanes.as_ptr()) }
+    }
 
     /// Stores lane `l` of `rows[r]` at `to[l * stride + r]`.
     /// # Safety

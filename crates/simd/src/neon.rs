@@ -369,6 +369,11 @@ impl Isa for Neon {
         each!(|I| sdot(sums[I], vreinterpretq_s8_u8(w[I]), x))
     }
     #[inline(always)]
+    fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I {
+        let bias = one!(vdupq_n_s8(i8::MIN));
+        each!(|I| sdot(sums[I], veorq_s8(vreinterpretq_s8_u8(x[I]), bias), w))
+    }
+    #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {
         d
     }

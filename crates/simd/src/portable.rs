@@ -285,6 +285,12 @@ impl Isa for Portable {
         })
     }
     #[inline(always)]
+    fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I {
+        std::array::from_fn(|r| {
+            (0..4).fold(sums[r], |s, j| s + i32::from(x[4 * r + j]) * i32::from(w[j]))
+        })
+    }
+    #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {
         d
     }

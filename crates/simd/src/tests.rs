@@ -309,6 +309,74 @@ fn dot_products_of_bytes_are_exact() {
     }
 }
 
+/// As [`Bytes`] with many rows of bytes and one of codes.
+struct Codes(Bytes);
+
+impl SimdOp for &Codes {
+    type Output = [i32; LANES];
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) -> Self::Output {
+        let Bytes { codes: bytes, x: codes, sums } = &self.0;
+        // SAFETY: 64 bytes, 4 codes and 16 sums are readable.
+        let (x, w, sums) = unsafe {
+            (s.load_b(bytes.as_ptr()), s.load_x(codes.as_ptr().cast()), s.load_i(sums.as_ptr()))
+        };
+        let back = codes.iter().map(|&w| i32::from(w.cast_signed())).sum::<i32>() * S::BYTE_BIAS;
+        s.to_array_i(s.add_i(s.dot_codes(sums, x, w), s.splat_i(back)))
+    }
+}
+
+#[test]
+fn dot_products_with_codes_are_exact() {
+    let mut r = Random(19);
+    for round in 0..if cfg!(miri) { 4 } else { 500 } {
+        let bytes = if round % 2 == 0 { [255; 64] } else { r.bytes() };
+        let codes = match round % 3 {
+            0 => [0x80; 4],
+            1 => [0x7f; 4],
+            _ => r.next().to_le_bytes(),
+        };
+        let sums: [i32; LANES] = std::array::from_fn(|_| (r.next() as i32) >> 4);
+        let want: [i32; LANES] = std::array::from_fn(|row| {
+            let product =
+                |j: usize| i32::from(bytes[4 * row + j]) * i32::from(codes[j].cast_signed());
+            sums[row] + (0..4).map(product).sum::<i32>()
+        });
+        let case = Codes(Bytes { codes: bytes, x: codes, sums });
+        for isa in AnyIsa::detect() {
+            assert_eq!(isa.run(&case), want, "{}", isa.kind());
+        }
+    }
+}
+
+struct Lookup<'a>(&'a [u8; 256], [i32; LANES]);
+
+impl SimdOp for &Lookup<'_> {
+    type Output = [i32; LANES];
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) -> Self::Output {
+        // SAFETY: 16 indices.
+        let index = unsafe { s.load_i(self.1.as_ptr()) };
+        s.to_array_i(s.lookup_i(self.0, index))
+    }
+}
+
+#[test]
+fn tables_of_256_are_read_at_every_place() {
+    let mut r = Random(23);
+    let mut table = [0; 256];
+    table.iter_mut().for_each(|byte| *byte = r.next() as u8);
+    for first in (0..256).step_by(LANES) {
+        let places: [i32; LANES] = std::array::from_fn(|i| ((first + i * 37) % 256) as i32);
+        for isa in AnyIsa::detect() {
+            let want = places.map(|i| i32::from(table[i as usize]));
+            assert_eq!(isa.run(&Lookup(&table, places)), want, "{}", isa.kind());
+        }
+    }
+}
+
 #[test]
 fn dot_products_never_saturate() {
     let mut r = Random(3);

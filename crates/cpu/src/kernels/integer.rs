@@ -22,11 +22,11 @@ pub(crate) static ROWS: &[Row] =
 /// Values of the inner axis that one dot product takes.
 pub(super) const STEP: usize = 4;
 /// Bytes of a step of a tile.
-pub(super) const STEP_BYTES: usize = STEP * LANES;
+const STEP_BYTES: usize = STEP * LANES;
 /// Rows of a register tile.
-pub(super) const COLUMNS: usize = 6;
+const COLUMNS: usize = 6;
 /// Weight tiles of a register tile, where registers are many.
-pub(super) const TILES: usize = 4;
+const TILES: usize = 4;
 /// Rows of a unit.
 const UNIT_ROWS: usize = 48;
 
@@ -47,9 +47,9 @@ fn supports(call: &Call<'_>) -> bool {
 
 /// Weights of codes, packed.
 #[derive(Debug)]
-pub(super) struct Codes {
-    pub(super) n: usize,
-    pub(super) k: usize,
+struct Codes {
+    n: usize,
+    k: usize,
     /// Tiles of 16 columns: `steps` by 16 columns by 4 signed bytes.
     tiles: Vec<i8>,
     /// Sums over each column, and for each its zero point; padded to whole tiles.
@@ -61,7 +61,7 @@ pub(super) struct Codes {
 
 impl Codes {
     /// `at(k, n)` is the place of a weight in the tensor's bytes.
-    pub(super) fn pack(
+    fn pack(
         w: &Tensor,
         zero: &Tensor,
         (k, n): (usize, usize),
@@ -98,14 +98,7 @@ impl Codes {
     /// The product, from the sums of a tile with a row of unsigned bytes, the zero point of those
     /// bytes and their sum.
     #[inline(always)]
-    pub(super) fn corrected<S: Isa>(
-        &self,
-        s: S,
-        tile: usize,
-        sums: S::I,
-        zero: i32,
-        row_sum: i32,
-    ) -> S::I {
+    fn corrected<S: Isa>(&self, s: S, tile: usize, sums: S::I, zero: i32, row_sum: i32) -> S::I {
         let column = tile * LANES;
         // SAFETY: sums and zero points are padded to whole tiles.
         let (of_column, zeros) = unsafe {
@@ -119,19 +112,15 @@ impl Codes {
         s.add_i(y, s.mul_i(zeros, s.splat_i(left)))
     }
 
-    pub(super) fn shifted(&self) -> bool {
-        self.shifted
-    }
-
-    pub(super) fn steps(&self) -> usize {
+    fn steps(&self) -> usize {
         self.k.div_ceil(STEP)
     }
 
-    pub(super) fn tile_count(&self) -> usize {
+    fn tile_count(&self) -> usize {
         self.n.div_ceil(LANES)
     }
 
-    pub(super) fn tile(&self, tile: usize) -> *const u8 {
+    fn tile(&self, tile: usize) -> *const u8 {
         self.tiles[tile * self.steps() * STEP_BYTES..].as_ptr().cast()
     }
 }
@@ -304,10 +293,10 @@ impl SimdOp for Unit<'_> {
 /// Where unsigned bytes of rows lie: 4 of the inner axis side by side, rows and steps so many bytes
 /// apart.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
-    pub(super) start: *const u8,
-    pub(super) row: usize,
-    pub(super) step: usize,
+struct Rows {
+    start: *const u8,
+    row: usize,
+    step: usize,
 }
 
 /// Dot products of `R` tiles with `T` rows.
@@ -316,7 +305,7 @@ pub(super) struct Rows {
 /// `R` tiles of `steps` steps at `w`, `tile_bytes` apart, and `T` rows of `steps` from `x` are
 /// readable.
 #[inline(always)]
-pub(super) unsafe fn sums<S: Isa, const R: usize, const T: usize>(
+unsafe fn sums<S: Isa, const R: usize, const T: usize>(
     s: S,
     w: *const u8,
     tile_bytes: usize,

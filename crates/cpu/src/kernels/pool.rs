@@ -3,21 +3,22 @@
 
 use cyb_exec::{Call, ExecError};
 use cyb_simd::{AnyIsa, Isa, SimdOp};
+use cyb_tensor::DType;
 
 use super::{all_f32, attrs_of};
-use crate::io::{Io, RawTensor};
+use crate::io::{Element, Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[
-    Row { op: "max_pool", name: "max_pool_f32", supports: all_floats, build: |b| build(b, None) },
-    Row { op: "average_pool", name: "average_pool_f32", supports: all_floats, build: average },
+    Row { op: "max_pool", name: "max_pool", supports: maximum_fits, build: |b| build(b, None) },
+    Row { op: "average_pool", name: "average_pool_f32", supports: all_f32, build: average },
 ];
 
 /// Spatial axes; shorter shapes have leading axes of length 1.
 const AXES: usize = 3;
 
-fn all_floats(call: &Call<'_>) -> bool {
-    all_f32(call)
+fn maximum_fits(call: &Call<'_>) -> bool {
+    matches!(call.inputs[0].dtype, DType::F32 | DType::U8 | DType::I8)
 }
 
 /// What an average counts.
@@ -110,89 +111,133 @@ impl Kernel for Pool {
     }
 
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
-        let x = io.slice::<f32>(0);
+        match (self.counted, io.inputs[0].dtype) {
+            (Some(_), _) => self.planes::<Mean>(io),
+            (None, DType::U8) => self.planes::<Greatest<u8>>(io),
+            (None, DType::I8) => self.planes::<Greatest<i8>>(io),
+            (None, _) => self.planes::<Greatest<f32>>(io),
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    fn planes<M: Merge>(&self, io: &Io<'_>) {
+        let x = io.slice::<M::Elem>(0);
         let (lens, outs) = (spatial(io.dims(0)), spatial(io.out_dims(0)));
         let (in_len, out_len) = (lens.iter().product::<usize>(), outs.iter().product::<usize>());
         let row_len = self.row_len(lens[2], outs[2]);
         let start = io.worker.index * row_len.next_multiple_of(16);
         // SAFETY: each worker has a row of its own.
-        let row = unsafe { io.scratch::<f32>().range(start, row_len) };
-        io.rows::<f32>(0, out_len, |plane, out| {
+        let row = unsafe { io.scratch::<M::Elem>().range(start, row_len) };
+        io.rows::<M::Elem>(0, out_len, |plane, out| {
             let x = &x[plane * in_len..][..in_len];
-            self.isa.run(Plane { pool: self, lens, outs, x, row: &mut *row, out });
+            self.isa.run(Plane::<M> { pool: self, lens, outs, x, row: &mut *row, out });
         });
-        Ok(())
     }
 }
 
-struct Plane<'a> {
-    pool: &'a Pool,
-    lens: [usize; AXES],
-    outs: [usize; AXES],
-    x: &'a [f32],
-    row: &'a mut [f32],
-    out: &'a mut [f32],
+/// How the elements of a window become one.
+trait Merge {
+    type Elem: Element;
+    /// What changes no result.
+    const NEUTRAL: Self::Elem;
+
+    fn merge(a: Self::Elem, b: Self::Elem) -> Self::Elem;
+
+    /// Completes the row of outputs at `place` on the leading axes.
+    fn finish(_pool: &Pool, _lens: [usize; AXES], _place: [usize; 2], _line: &mut [Self::Elem]) {}
 }
 
-impl SimdOp for Plane<'_> {
-    type Output = ();
+/// The greatest; NaN if any is.
+struct Greatest<T>(std::marker::PhantomData<T>);
+
+macro_rules! greatest {
+    ($ty:ty, $least:expr, |$a:ident, $b:ident| $is_greater:expr) => {
+        impl Merge for Greatest<$ty> {
+            type Elem = $ty;
+            const NEUTRAL: $ty = $least;
+
+            #[inline(always)]
+            fn merge($a: $ty, $b: $ty) -> $ty {
+                if $is_greater { $b } else { $a }
+            }
+        }
+    };
+}
+
+greatest!(f32, f32::NEG_INFINITY, |a, b| b > a || b.is_nan());
+greatest!(u8, u8::MIN, |a, b| b > a);
+greatest!(i8, i8::MIN, |a, b| b > a);
+
+struct Mean;
+
+impl Merge for Mean {
+    type Elem = f32;
+    const NEUTRAL: f32 = 0.0;
 
     #[inline(always)]
-    fn eval<S: Isa>(self, _: S) {
-        // The loops below are plain ones: compiled for the instruction set they become vectors.
-        match self.pool.counted {
-            None => self.merge(f32::NEG_INFINITY, greater),
-            Some(_) => self.merge(0.0, |a, b| a + b),
+    fn merge(a: f32, b: f32) -> f32 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn finish(pool: &Pool, lens: [usize; AXES], place: [usize; 2], line: &mut [f32]) {
+        let Some(Counted { include_pad }) = pool.counted else { return };
+        let count = |axis: usize, o: usize| pool.axes[axis].count(o, lens[axis], include_pad);
+        let outer = count(0, place[0]) * count(1, place[1]);
+        for (o, slot) in line.iter_mut().enumerate() {
+            *slot /= (outer * count(2, o)) as f32;
         }
     }
 }
 
-/// The greater one; NaN if either is.
-#[inline(always)]
-fn greater(a: f32, b: f32) -> f32 {
-    if b > a || b.is_nan() { b } else { a }
+struct Plane<'a, M: Merge> {
+    pool: &'a Pool,
+    lens: [usize; AXES],
+    outs: [usize; AXES],
+    x: &'a [M::Elem],
+    row: &'a mut [M::Elem],
+    out: &'a mut [M::Elem],
 }
 
-impl Plane<'_> {
+impl<M: Merge> SimdOp for Plane<'_, M> {
+    type Output = ();
+
+    // The loops are plain ones: compiled for the instruction set they become vectors.
     #[inline(always)]
-    fn merge(self, neutral: f32, merge: impl Fn(f32, f32) -> f32) {
+    fn eval<S: Isa>(self, _: S) {
         let [d, h, w] = self.pool.axes;
         let [_, n_rows, width] = self.lens;
         let (row, mut out) = (self.row, self.out);
         for o0 in 0..self.outs[0] {
             for o1 in 0..self.outs[1] {
-                row.fill(neutral);
+                row.fill(M::NEUTRAL);
                 let middle = &mut row[w.before..][..width];
                 for i0 in d.inputs(o0, self.lens[0]) {
                     for i1 in h.inputs(o1, n_rows) {
                         let line = &self.x[(i0 * n_rows + i1) * width..][..width];
                         for (a, &b) in middle.iter_mut().zip(line) {
-                            *a = merge(*a, b);
+                            *a = M::merge(*a, b);
                         }
                     }
                 }
                 let (line, rest) = out.split_at_mut(self.outs[2]);
                 out = rest;
-                line.fill(neutral);
+                line.fill(M::NEUTRAL);
                 for k in 0..w.size {
                     let from = &row[k * w.dilation..];
                     if w.stride == 1 {
                         for (a, &b) in line.iter_mut().zip(from) {
-                            *a = merge(*a, b);
+                            *a = M::merge(*a, b);
                         }
                     } else {
                         for (a, &b) in line.iter_mut().zip(from.iter().step_by(w.stride)) {
-                            *a = merge(*a, b);
+                            *a = M::merge(*a, b);
                         }
                     }
                 }
-                if let Some(Counted { include_pad }) = self.pool.counted {
-                    let outer =
-                        d.count(o0, self.lens[0], include_pad) * h.count(o1, n_rows, include_pad);
-                    for (o2, slot) in line.iter_mut().enumerate() {
-                        *slot /= (outer * w.count(o2, width, include_pad)) as f32;
-                    }
-                }
+                M::finish(self.pool, self.lens, [o0, o1], line);
             }
         }
     }

@@ -1,14 +1,19 @@
-//! Resampling, axis by axis: each output is a weighted sum of a few inputs along the axis.
+//! Resampling, axis by axis: each output is a weighted sum of a few inputs along the axis, or the
+//! nearest input on all axes.
 
 use cyb_exec::{Call, ExecError};
 use cyb_ir::{Attr, Attrs};
 use cyb_simd::{AnyIsa, Isa, SimdOp};
+use cyb_tensor::DType;
 
 use super::{all_f32, attrs_of};
-use crate::io::{Io, PHASES, RawTensor};
+use crate::io::{Io, MAX_RANK, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
-pub(crate) static ROWS: &[Row] = &[Row { op: "resize", name: "resize_f32", supports: fits, build }];
+pub(crate) static ROWS: &[Row] = &[
+    Row { op: "resize", name: "resize_nearest", supports: nearest_fits, build },
+    Row { op: "resize", name: "resize_f32", supports: fits, build },
+];
 
 /// Most inputs of an output along one axis.
 const MAX_TAPS: usize = 4;
@@ -19,6 +24,11 @@ const UNIT: usize = 4096;
 fn fits(call: &Call<'_>) -> bool {
     let axes = attrs_of(call.op).sizes("axes").map_or(0, |axes| axes.len());
     all_f32(call) && (1..PHASES).contains(&axes)
+}
+
+fn nearest_fits(call: &Call<'_>) -> bool {
+    let mode = attrs_of(call.op).text("mode").is_ok_and(|mode| mode == "nearest");
+    mode && matches!(call.inputs[0].dtype, DType::F32 | DType::U8 | DType::I8)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +88,11 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         Some(Attr::Floats(scales)) => Some(scales.iter().map(|s| s.get()).collect()),
         _ => None,
     };
-    Ok(Box::new(Resize { mode, coordinates, axes: attrs.sizes("axes")?, scales, isa: b.isa }))
+    let resize = Resize { mode, coordinates, axes: attrs.sizes("axes")?, scales, isa: b.isa };
+    Ok(match resize.mode {
+        Mode::Nearest(_) => Box::new(Nearest(resize)),
+        Mode::Linear | Mode::Cubic(_) => Box::new(resize),
+    })
 }
 
 /// One pass: an axis of `from` elements becomes one of `to`, with `outer` rows of them before and
@@ -259,6 +273,95 @@ impl Kernel for Resize {
     }
 }
 
+/// Elements that are picked, whatever they are.
+#[derive(Debug)]
+struct Nearest(Resize);
+
+impl Kernel for Nearest {
+    fn reads_bytes(&self, _input: usize) -> bool {
+        true
+    }
+
+    fn scratch(&self, limits: &[RawTensor]) -> usize {
+        let y = &limits[1];
+        self.0.axes.iter().map(|&axis| y.dims[axis]).sum::<usize>() * size_of::<i32>()
+    }
+
+    fn run(&self, io: &Io<'_>) -> Result<(), String> {
+        let (from, to) = (io.dims(0), io.out_dims(0));
+        if to.contains(&0) {
+            return Ok(());
+        }
+        if from.contains(&0) {
+            return Err("nothing cannot be resized to something".to_owned());
+        }
+        let indices = io.scratch::<i32>();
+        let mut tables = [None; MAX_RANK];
+        for pass in self.0.passes(from, to) {
+            let share = io.worker.share(pass.to);
+            // SAFETY: shares are disjoint, and each pass has its own table.
+            let table = unsafe { indices.range(pass.table + share.start, share.len()) };
+            for (slot, o) in table.iter_mut().zip(share) {
+                *slot = self.0.entry(&pass, o)[0].0;
+            }
+        }
+        io.next_phase();
+        for (pass, &axis) in self.0.passes(from, to).zip(&self.0.axes) {
+            // SAFETY: the tables were written before the barrier, and nobody writes them now.
+            tables[axis] = Some(unsafe {
+                let start = indices.start().add(pass.table).cast_const();
+                std::slice::from_raw_parts(start, pass.to)
+            });
+        }
+        let pick = Pick { from, to, tables };
+        match io.inputs[0].dtype.layout().bytes {
+            1 => pick.rows::<1>(io),
+            _ => pick.rows::<4>(io),
+        }
+        Ok(())
+    }
+}
+
+struct Pick<'a> {
+    from: &'a [usize],
+    to: &'a [usize],
+    /// For each axis that changes, the place in the input of each place in the output.
+    tables: [Option<&'a [i32]>; MAX_RANK],
+}
+
+impl Pick<'_> {
+    /// Every row of the last axis, with elements of `N` bytes.
+    fn rows<const N: usize>(&self, io: &Io<'_>) {
+        let (x, out) = (io.bytes(0), io.output_bytes(0));
+        let last = self.to.len() - 1;
+        let (width, length) = (self.to[last], self.from[last]);
+        let rows: usize = self.to[..last].iter().product();
+        let unit = (UNIT / width).max(1);
+        io.each(rows.div_ceil(unit), |u| {
+            for row in u * unit..rows.min((u + 1) * unit) {
+                let (mut rest, mut line, mut stride) = (row, 0, 1);
+                for axis in (0..last).rev() {
+                    let place = rest % self.to[axis];
+                    rest /= self.to[axis];
+                    line += stride * self.tables[axis].map_or(place, |table| table[place] as usize);
+                    stride *= self.from[axis];
+                }
+                let line = &x[line * length * N..][..length * N];
+                // SAFETY: rows do not overlap and each goes to one worker.
+                let out = unsafe { out.range(row * width * N, width * N) };
+                let Some(table) = self.tables[last] else {
+                    out.copy_from_slice(line);
+                    continue;
+                };
+                let line = line.as_chunks::<N>().0;
+                for (slot, &place) in out.as_chunks_mut::<N>().0.iter_mut().zip(table) {
+                    *slot = line[place as usize];
+                }
+            }
+        });
+    }
+}
+
 /// Some outputs of one row of a pass.
 struct Block<'a> {
     inner: usize,
@@ -275,19 +378,9 @@ impl SimdOp for Block<'_> {
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
         let Self { inner, taps, index, weight, x, out } = self;
-        if inner == 1 && taps == 1 {
-            for (slot, &i) in out.iter_mut().zip(index) {
-                *slot = x[i as usize];
-            }
-            return;
-        }
         let entries = index.chunks_exact(taps).zip(weight.chunks_exact(taps));
         for (out, (index, weight)) in out.chunks_exact_mut(inner.max(1)).zip(entries) {
             let line = |tap: usize| &x[index[tap] as usize * inner..][..inner];
-            if taps == 1 {
-                out.copy_from_slice(line(0));
-                continue;
-            }
             let chunks = out.chunks_mut(cyb_simd::LANES).enumerate();
             for (number, out) in chunks {
                 let at = number * cyb_simd::LANES;

@@ -5,6 +5,7 @@ use cyb_tensor::{DType, Dim};
 
 use super::conv::{conv_of, plain_shapes, window};
 use super::linear::is_turned;
+use super::quantize::{affine, looked_up, table_fact, table_fill};
 use crate::sugar::{Defined, EXACT, arity};
 
 /// `matmul_integer{turned}(a[..., M, K], w[K, N], a_zero[], w_zero[] or [N]) -> I32 [..., M, N]`: the
@@ -121,6 +122,78 @@ pub static CONV_INTEGER: Jet = Jet {
                     .input(a, &[], Fill::Ints(vec![100]))
                     .input(b, &each, Fill::Ints(vec![0, 5, 1])),
             );
+        }
+        cases
+    },
+    tolerance: EXACT,
+    in_place: &[],
+};
+
+/// `conv_quantized{..., dtype}(x, w, x_zero, w_zero, offsets[M], factors[M], bias[M], scale[], zero[],
+/// table[256]?) -> codes [N, M, O...]`: the sums of [`CONV_INTEGER`] and `offsets` (`I32`), as floats
+/// times `factors` plus `bias`, as codes of `dtype` by `scale` and `zero`, and these through `table`.
+/// Factors, biases and the scale are finite, and the scale is above 0.
+pub static CONV_QUANTIZED: Jet = Jet {
+    name: "conv_quantized",
+    summary: "convolution of 8-bit codes that gives 8-bit codes",
+    define: |b, inputs, attrs| {
+        arity("conv_quantized", inputs, 9..=10)?;
+        let sums = define_conv(b, &inputs[..4], attrs)?[0];
+        let rank = b.fact(sums).rank();
+        let mut each = [inputs[4], inputs[5], inputs[6]];
+        for v in &mut each {
+            let mut shape = b.shape(*v).to_vec();
+            shape.resize(rank - 1, Dim::from(1));
+            *v = b.reshape(*v, shape)?;
+        }
+        let [offsets, factors, bias] = each;
+        let sums = b.add(sums, offsets)?;
+        let y = b.cast(sums, DType::F32)?;
+        let y = b.mul(y, factors)?;
+        let y = b.add(y, bias)?;
+        let y = affine(b, y, inputs[7], inputs[8], attrs.dtype("dtype")?)?;
+        Ok(vec![match inputs.get(9) {
+            Some(&table) => looked_up(b, y, table)?,
+            None => y,
+        }])
+    },
+    signatures: || {
+        let x = Fact::new(DType::U8, (0..4).map(|i| Dim::symbol(&format!("d{i}"))));
+        let w = [Dim::symbol("m"), Dim::symbol("d1"), 3.into(), 3.into()];
+        let w = Fact::new(DType::I8, w);
+        let row = |dtype| Fact::new(dtype, [Dim::symbol("m")]);
+        let one = |dtype| Fact::new(dtype, []);
+        let mut inputs = vec![x, w, one(DType::U8), one(DType::I8)];
+        inputs.extend([row(DType::I32), row(DType::F32), row(DType::F32)]);
+        inputs.extend([one(DType::F32), one(DType::U8), table_fact(DType::U8)]);
+        vec![Signature { inputs, attrs: window(&[1, 1]).with("dtype", DType::U8) }]
+    },
+    cases: || {
+        let mut cases = Vec::new();
+        for (number, (attrs, x, w)) in plain_shapes().into_iter().enumerate() {
+            let (a, b) = TYPES[(number + 1) % 4];
+            let each = if number % 3 == 1 { vec![w[0]] } else { vec![] };
+            let to = if number % 2 == 0 { DType::U8 } else { DType::I8 };
+            let case = Case::new(format!("{number} {a} {b} {to}"), attrs.with("dtype", to));
+            let exact = number % 4 == 3;
+            // Sums of some hundred products of codes, as codes that are seldom saturated.
+            let factors = vec![2e-3, 0.7e-3, 1.3e-3];
+            let case = codes(codes(case, a, &x), b, &w)
+                .input(a, &[], Fill::Ints(vec![100]))
+                .input(b, &each, Fill::Ints(vec![0, 5, 1]))
+                .input(DType::I32, &[w[0]], Fill::Ints(vec![-700, 0, 12_345]))
+                .input(DType::F32, &[w[0]], Fill::Floats(factors))
+                .input(
+                    DType::F32,
+                    &[w[0]],
+                    Fill::Floats(if exact { vec![0.0] } else { vec![0.5, -3.0] }),
+                )
+                .input(DType::F32, &[], Fill::Floats(vec![if exact { 1.0 } else { 0.3 }]))
+                .input(to, &[], Fill::Ints(vec![7]));
+            cases.push(match number % 3 {
+                0 => case,
+                _ => case.input(DType::U8, &[256], table_fill(DType::U8)),
+            });
         }
         cases
     },

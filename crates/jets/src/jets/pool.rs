@@ -30,6 +30,12 @@ pub static MAX_POOL: Jet = Jet {
         let nan = vec![1.0, -3.0, f32::NAN, 0.0, -0.0, f32::INFINITY, 2.0, f32::NEG_INFINITY, 5.0];
         let attrs = window(&[3, 2], &[1, 1], &[1, 1, 1, 0], &[1, 1]);
         cases.push(Case::new("nan", attrs).input(DType::F32, &[1, 2, 7, 21], Fill::Floats(nan)));
+        for (dtype, low) in [(DType::U8, 0), (DType::I8, -128)] {
+            let codes = (0..251).map(|i| low + (i * 89 + 255) % 256).collect();
+            let attrs = window(&[3, 5], &[1, 2], &[1, 2, 1, 2], &[1, 1]);
+            let case = Case::new(format!("codes {dtype}"), attrs);
+            cases.push(case.input(dtype, &[1, 3, 9, 37], Fill::Ints(codes)));
+        }
         cases
     },
     tolerance: EXACT,

@@ -56,29 +56,8 @@ pub static AFFINE_QUANTIZE: Jet = Jet {
     summary: "floats as 8-bit codes by a scale and a zero point",
     define: |b, inputs, attrs| {
         arity("affine_quantize", inputs, 3..=3)?;
-        let dtype = attrs.dtype("dtype")?;
-        let (low, high) = match dtype {
-            DType::U8 => (0.0, 255.0),
-            DType::I8 => (-128.0, 127.0),
-            _ => {
-                return Err(IrError::Attr {
-                    name: "dtype".into(),
-                    want: "u8 or i8",
-                    got: dtype.to_string(),
-                });
-            }
-        };
-        // The reciprocal in twice the width makes the rounded quotient the exact one's.
-        let (x, scale) = (b.cast(inputs[0], DType::F64)?, b.cast(inputs[1], DType::F64)?);
-        let quotient = b.div(x, scale)?;
-        let quotient = b.cast(quotient, DType::F32)?;
-        let whole = round(b, quotient)?;
-        let zero = b.cast(inputs[2], DType::F32)?;
-        let y = b.add(whole, zero)?;
-        let (low, high) = (b.scalar(DType::F32, low)?, b.scalar(DType::F32, high)?);
-        let y = b.max(y, low)?;
-        let y = b.min(y, high)?;
-        Ok(vec![b.cast(y, dtype)?])
+        let &[x, scale, zero] = inputs else { return Ok(Vec::new()) };
+        Ok(vec![affine(b, x, scale, zero, attrs.dtype("dtype")?)?])
     },
     signatures: || {
         let x = Fact::new(DType::F32, [Dim::symbol("d0"), Dim::symbol("d1")]);
@@ -117,6 +96,91 @@ pub static AFFINE_QUANTIZE: Jet = Jet {
     tolerance: EXACT,
     in_place: &[],
 };
+
+/// `lookup(x, table[256])`: `table[x]` for every code of `x` (`U8` or `I8`), whose 8 bits are the place
+/// in the table. Any function of one code is such a table.
+pub static LOOKUP: Jet = Jet {
+    name: "lookup",
+    summary: "8-bit codes through a table of 256",
+    define: |b, inputs, _| {
+        arity("lookup", inputs, 2..=2)?;
+        Ok(vec![looked_up(b, inputs[0], inputs[1])?])
+    },
+    signatures: || {
+        let x = Fact::new(DType::U8, [Dim::symbol("d0"), Dim::symbol("d1")]);
+        vec![Signature { inputs: vec![x, table_fact(DType::U8)], attrs: Attrs::new() }]
+    },
+    cases: || {
+        let mut cases = Vec::new();
+        for (from, to) in [(DType::U8, DType::U8), (DType::I8, DType::U8), (DType::U8, DType::I8)] {
+            for shape in [&[3usize, 5, 131][..], &[], &[0, 4], &[70_001]] {
+                let case = Case::new(format!("{from} {to} {shape:?}"), Attrs::new());
+                let low = if from == DType::I8 { -128 } else { 0 };
+                let codes = (0..251).map(|i| low + (i * 89 + 255) % 256).collect();
+                cases.push(case.input(from, shape, Fill::Ints(codes)).input(
+                    to,
+                    &[256],
+                    table_fill(to),
+                ));
+            }
+        }
+        cases
+    },
+    tolerance: EXACT,
+    in_place: &[],
+};
+
+pub(super) fn table_fact(dtype: DType) -> Fact {
+    Fact::new(dtype, [256.into()])
+}
+
+/// A table of the tests: no two neighbors are alike.
+pub(super) fn table_fill(dtype: DType) -> Fill {
+    let low = if dtype == DType::I8 { -128 } else { 0 };
+    Fill::Ints((0..256).map(|i| low + (i * 57 + 11) % 256).collect())
+}
+
+/// The elements of a table of 256 at the 8 bits of each code.
+pub(super) fn looked_up(b: &mut Builder, x: ValueId, table: ValueId) -> Result<ValueId, IrError> {
+    let code = b.cast(x, DType::I32)?;
+    let zero = b.scalar(DType::I32, 0.0)?;
+    let negative = b.lt(code, zero)?;
+    let wrapped = b.offset(code, 256.0)?;
+    let place = b.select(negative, wrapped, code)?;
+    b.gather(table, 0, place)
+}
+
+/// `round(x / scale) + zero`, saturated.
+pub(super) fn affine(
+    b: &mut Builder,
+    x: ValueId,
+    scale: ValueId,
+    zero: ValueId,
+    dtype: DType,
+) -> Result<ValueId, IrError> {
+    let (low, high) = match dtype {
+        DType::U8 => (0.0, 255.0),
+        DType::I8 => (-128.0, 127.0),
+        _ => {
+            return Err(IrError::Attr {
+                name: "dtype".into(),
+                want: "u8 or i8",
+                got: dtype.to_string(),
+            });
+        }
+    };
+    // The reciprocal in twice the width makes the rounded quotient the exact one's.
+    let (x, scale) = (b.cast(x, DType::F64)?, b.cast(scale, DType::F64)?);
+    let quotient = b.div(x, scale)?;
+    let quotient = b.cast(quotient, DType::F32)?;
+    let whole = round(b, quotient)?;
+    let zero = b.cast(zero, DType::F32)?;
+    let y = b.add(whole, zero)?;
+    let (low, high) = (b.scalar(DType::F32, low)?, b.scalar(DType::F32, high)?);
+    let y = b.max(y, low)?;
+    let y = b.min(y, high)?;
+    b.cast(y, dtype)
+}
 
 /// To the nearest integer, halves to the even one.
 fn round(b: &mut Builder, x: ValueId) -> Result<ValueId, IrError> {

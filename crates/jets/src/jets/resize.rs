@@ -1,6 +1,6 @@
 //! Resampling along axes, as ONNX's `Resize` defines it.
 
-use cyb_ir::{Attr, Attrs, Builder, Case, Exp, Float, IrError, Jet, Signature, ValueId};
+use cyb_ir::{Attr, Attrs, Builder, Case, Exp, Fill, Float, IrError, Jet, Signature, ValueId};
 use cyb_tensor::{DType, Dim};
 
 use crate::sugar::{Defined, SUMMED, arity, f32_of_rank};
@@ -58,6 +58,12 @@ fn cases() -> Vec<Case> {
             let down = attrs.with("sizes", vec![1, 5]);
             cases.push(Case::new(format!("{mode} {coordinates} to"), down).normal(&[2, 2, 7, 13]));
         }
+    }
+    for dtype in [DType::U8, DType::I8] {
+        let attrs = attributes("nearest", "asymmetric", &[0, 2, 3]);
+        let attrs = attrs.with("rounding", "floor").with("scales", floats(&[2.0, 2.0, 1.5]));
+        let codes = Fill::Ints((0..97).collect());
+        cases.push(Case::new(format!("codes {dtype}"), attrs).input(dtype, &[1, 3, 5, 17], codes));
     }
     for rounding in ["floor", "ceil", "prefer_floor", "prefer_ceil"] {
         let attrs = attributes("nearest", "asymmetric", &[1]).with("rounding", rounding);

@@ -13,8 +13,6 @@ use crate::error::{OpError, bad};
 pub(super) static ROWS: Rows = &[
     ("Conv", |c| {
         if let Some(y) = super::integer::conv_between(c)? {
-            let bias = c.opt(2)?;
-            let y = super::integer::with_channels(c, y, bias)?;
             return c.plain(y);
         }
         let (x, w) = (c.x(0)?, c.x(1)?);

@@ -3,20 +3,21 @@
 
 use cyb_formats::onnx::Elem;
 use cyb_ir::{Attrs, ValueId};
-use cyb_jets::{CONV, CONV_INTEGER, MATMUL_INTEGER};
+use cyb_jets::{CONV_INTEGER, MATMUL_INTEGER};
 use cyb_tensor::{DType, Tensor};
 
 use super::conv::{conv, jet_attrs};
 use super::matmul::product;
 use super::normalization::by_channel;
-use crate::context::{Context, Decoded, Made};
+use crate::context::{Context, Decoded, Made, Scaled};
 use crate::error::{OpError, bad};
 use crate::value::{Codes, Val, X};
 
 /// Products of two codes less their zero points whose sum is a whole number that `f32` has.
 const EXACT_IN_F32: usize = (1 << 24) / (255 * 255);
-/// Input channels from which a convolution of codes is a product of codes.
-const MANY_CHANNELS: usize = 12;
+/// How far from a whole number a bias over its scale may be and still count as one: what rounding the
+/// quotient takes, and much less than what makes another code.
+const WHOLE: f32 = 1e-3;
 
 fn is_code(dtype: DType) -> bool {
     matches!(dtype, DType::U8 | DType::I8)
@@ -177,21 +178,9 @@ fn conv_with_weights(
     }
     let Some(weight) = c.b.graph().tensor(w).cloned() else { return Ok(None) };
     let Some(attrs) = jet_attrs(c, x, w)? else { return Ok(None) };
-    let &[rows, channels, ..] = weight.shape() else { return Ok(None) };
+    let &[rows, ..] = weight.shape() else { return Ok(None) };
     let (zx_one, zw_known) = (one_zero(c, zx, tx)?, known_zeros(c, zw, tw, rows)?);
     let (Some(zx_one), Some(zw_known)) = (zx_one, zw_known) else { return Ok(None) };
-    let inner: usize = weight.shape()[1..].iter().product();
-    // Few channels make short rows of products; floats are exact for those.
-    if channels < MANY_CHANNELS && inner <= EXACT_IN_F32 {
-        let zeros = c.b.graph().tensor(zw_known).cloned();
-        let Some(zeros) = zeros else { return Ok(None) };
-        let codes = Codes::of(&weight, &[1.0], Some(&zeros), 0)?;
-        let weight = c.constant(&codes.decoded()?);
-        let point = X { id: zx_one, elem: Elem::U8 };
-        let x = centered(c, x, Some(point), false, DType::F32)?;
-        let y = c.b.jet(&CONV, attrs, &[x, weight])?;
-        return Ok(Some(c.cast(y, DType::I32)?));
-    }
     Ok(Some(c.b.jet(&CONV_INTEGER, attrs, &[x, w, zx_one, zw_known])?))
 }
 
@@ -217,14 +206,61 @@ fn placed(c: &mut Context<'_>, w: &Codes) -> Result<(ValueId, Option<X>), OpErro
     Ok((id, zero))
 }
 
-/// Exact sums times both scales, which line up with the sums by `shape`.
-fn scaled(c: &mut Context<'_>, sums: ValueId, scale: ValueId, w: &Codes, shape: &[usize]) -> Made {
-    let sums = c.cast(sums, DType::F32)?;
+/// Exact sums times both scales, of which the weights' line up with the sums by `shape`; with a bias
+/// for each channel, if the sums have channels.
+fn scaled(
+    c: &mut Context<'_>,
+    sums: ValueId,
+    scale: ValueId,
+    w: &Codes,
+    shape: &[usize],
+    bias: Option<X>,
+) -> Made {
     let own = if w.scale.len() == 1 { &[][..] } else { shape };
-    let own = Tensor::from_f32(own.to_vec(), &w.scale)?;
-    let own = c.constant(&own);
-    let factor = c.mul(own, scale)?;
-    c.mul(sums, factor)
+    let Some(one) = c.b.graph().tensor(scale).cloned() else {
+        let own = c.constant(&Tensor::from_f32(own.to_vec(), &w.scale)?);
+        let factor = c.mul(own, scale)?;
+        let y = c.cast(sums, DType::F32)?;
+        let y = c.mul(y, factor)?;
+        return with_channels(c, y, bias);
+    };
+    let one = one.to_f32_vec()?.first().copied().unwrap_or(1.0);
+    let factors: Vec<f32> = w.scale.iter().map(|s| s * one).collect();
+    let whole = match bias.and_then(|bias| c.b.graph().tensor(bias.id)) {
+        Some(bias) => whole_bias(bias, &factors),
+        None => None,
+    };
+    let (mut sums, mut bias) = (sums, bias);
+    if let Some(whole) = whole {
+        // As quantizers make it: added before anything is rounded.
+        let id = c.constant(&Tensor::from_elems(DType::I32, vec![whole.len()], &whole)?);
+        sums = with_channels(c, sums, Some(X { id, elem: Elem::I32 }))?;
+        bias = None;
+    }
+    let factors = Tensor::from_f32(own.to_vec(), &factors)?;
+    let factor = c.constant(&factors);
+    let y = c.cast(sums, DType::F32)?;
+    let y = c.mul(y, factor)?;
+    if bias.is_none() {
+        c.placed.scaled.insert(y, Scaled { sums, factors });
+    }
+    with_channels(c, y, bias)
+}
+
+/// A bias in units of `factors`, if it is whole numbers of them.
+fn whole_bias(bias: &Tensor, factors: &[f32]) -> Option<Vec<i32>> {
+    let bias = bias.to_f32_vec().ok()?;
+    let factor = |i: usize| factors[if factors.len() == 1 { 0 } else { i }];
+    if factors.len() != 1 && factors.len() != bias.len() {
+        return None;
+    }
+    let each = bias.iter().enumerate().map(|(i, b)| {
+        let units = b / factor(i);
+        let whole = units.round();
+        let near = (units - whole).abs() <= WHOLE && whole.abs() < (1 << 30) as f32;
+        near.then_some(whole as i32)
+    });
+    each.collect()
 }
 
 /// `MatMul` of decoded codes with known codes, or `Gemm` without `alpha` and `beta`: [K, N], or
@@ -244,10 +280,10 @@ pub(super) fn matmul_between(
         return Ok(None);
     };
     c.found(MATMUL_INTEGER.name);
-    Ok(Some(scaled(c, sums, x.scale, &w, &[n])?))
+    Ok(Some(scaled(c, sums, x.scale, &w, &[n], None)?))
 }
 
-/// `Conv` of decoded codes with known codes, without its bias.
+/// `Conv` of decoded codes with known codes.
 pub(super) fn conv_between(c: &mut Context<'_>) -> Result<Option<ValueId>, OpError> {
     let Some((x, w)) = between(c) else { return Ok(None) };
     if w.scale.len() > 1 && w.axis != 0 {
@@ -260,7 +296,8 @@ pub(super) fn conv_between(c: &mut Context<'_>) -> Result<Option<ValueId>, OpErr
     c.found(CONV_INTEGER.name);
     let mut shape = vec![1; c.rank(sums) - 1];
     shape[0] = w.scale.len();
-    Ok(Some(scaled(c, sums, x.scale, &w, &shape)?))
+    let bias = c.opt(2)?;
+    Ok(Some(scaled(c, sums, x.scale, &w, &shape, bias)?))
 }
 
 /// A convolution's sums and what is added to each channel of them.

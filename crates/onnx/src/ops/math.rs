@@ -91,7 +91,8 @@ impl Context<'_> {
         let (a, b) = if size(b) > size(a) { (b, a) } else { (a, b) };
         let (large, small) = (self.dims(a)?, self.dims(b)?);
         let leading = small.iter().take_while(|&&n| n == 1).count();
-        if leading == 0 || self.b.graph().tensor(b).is_some_and(|t| t.elems() == 1) {
+        let scalar = self.b.graph().tensor(b).is_some_and(|t| t.elems() == 1);
+        if leading == 0 || large == small || scalar {
             return Ok((a, b));
         }
         let suffix = &small[leading..];

@@ -62,7 +62,8 @@ impl Pool {
     /// Attributes of a jet, for what it computes.
     fn jet_attrs(&self, c: &Context<'_>, x: ValueId) -> Option<cyb_ir::Attrs> {
         let attrs = self.windows.attrs()?.with("kernel", self.windows.kernel.as_slice());
-        (c.dtype(x) == DType::F32 && self.counts.len() <= 3).then_some(attrs)
+        let known = matches!(c.dtype(x), DType::F32 | DType::U8 | DType::I8);
+        (known && self.counts.len() <= 3).then_some(attrs)
     }
 
     /// The windows [N, C, o..., taps], and the output's shape.

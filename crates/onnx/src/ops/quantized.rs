@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use cyb_formats::onnx::Elem;
-use cyb_ir::{Attrs, Cmp, Reduce, ValueId};
-use cyb_jets::AFFINE_QUANTIZE;
-use cyb_tensor::{Class, DType};
+use cyb_ir::{Atom, Attrs, Cmp, Op, Reduce, ValueId};
+use cyb_jets::{AFFINE_QUANTIZE, RELU};
+use cyb_tensor::{Class, DType, Tensor};
 
 use super::Rows;
 use super::cast::convert;
 use super::integer::{conv_of_codes, product_of_codes, with_channels};
 use super::normalization::by_channel;
-use crate::context::{Context, Decoded, Made, Outputs};
+use crate::context::{Context, Decoded, Made, Outputs, Scaled};
 use crate::error::{OpError, bad};
 use crate::value::{Codes, Val, X};
 
@@ -114,6 +114,10 @@ fn quantize(c: &mut Context<'_>) -> Outputs {
             Some(zero) => lined_up(c, zero.id, &dims, axis, block)?,
             None => c.b.scalar(dtype, 0.0)?,
         };
+        let (wide, scale) = match rescaled(c, wide, scale)? {
+            Some(y) => (y, c.scalar(y, 1.0)?),
+            None => (wide, scale),
+        };
         let y = affine(c, wide, scale, zero, dtype)?;
         return c.one(y, to);
     }
@@ -131,6 +135,47 @@ fn quantize(c: &mut Context<'_>) -> Outputs {
     }
     let y = saturate(c, y, to)?;
     c.one(y, to)
+}
+
+/// `x` over a known scale where `x` is scaled sums, perhaps between limits: sums times one number, as
+/// the quantized operators have it.
+fn rescaled(c: &mut Context<'_>, x: ValueId, scale: ValueId) -> Result<Option<ValueId>, OpError> {
+    let number = |c: &Context<'_>, v: ValueId| -> Result<Option<f32>, OpError> {
+        match c.b.graph().tensor(v).filter(|t| t.elems() == 1 && t.dtype() == DType::F32) {
+            Some(t) => Ok(t.to_f32_vec()?.first().copied()),
+            None => Ok(None),
+        }
+    };
+    let Some(unit) = number(c, scale)?.filter(|s| *s > 0.0 && s.is_finite()) else {
+        return Ok(None);
+    };
+    let (mut inner, mut limits) = (x, Vec::new());
+    while let Some(node) = c.b.graph().producer(inner) {
+        let (kind, value, limit) = match (&node.op, node.inputs.as_slice()) {
+            (Op::Jet(jet, _), &[value]) if *jet == &RELU => (Cmp::Max, value, 0.0),
+            (&Op::Atom(Atom::Cmp(kind @ (Cmp::Max | Cmp::Min))), &[value, limit]) => {
+                match number(c, limit)? {
+                    Some(limit) => (kind, value, limit),
+                    None => break,
+                }
+            }
+            _ => break,
+        };
+        limits.push((kind, limit));
+        inner = value;
+    }
+    let Some(Scaled { sums, factors }) = c.placed.scaled.get(&inner).cloned() else {
+        return Ok(None);
+    };
+    let smaller: Vec<f32> = factors.to_f32_vec()?.iter().map(|f| f / unit).collect();
+    let factors = c.constant(&Tensor::from_f32(factors.shape().to_vec(), &smaller)?);
+    let y = c.cast(sums, DType::F32)?;
+    let mut y = c.b.mul(y, factors)?;
+    for (kind, limit) in limits.into_iter().rev() {
+        let limit = c.scalar(y, f64::from(limit / unit))?;
+        y = c.b.cmp(kind, y, limit)?;
+    }
+    Ok(Some(y))
 }
 
 /// Floats of matrices and larger that are known as codes stay codes.

@@ -145,7 +145,10 @@ fn jet_attrs(
     };
     let plain = !options.antialias && !options.exclude_outside;
     let known = COORDINATES.contains(&options.coordinates.as_str());
-    if c.dtype(x) != DType::F32 || !plain || !known || !(0..axes.len()).all(fits) {
+    let dtype = c.dtype(x);
+    let codes = matches!(dtype, DType::U8 | DType::I8) && options.mode == "nearest";
+    let computes = dtype == DType::F32 || codes;
+    if !computes || !plain || !known || !(0..axes.len()).all(fits) {
         return None;
     }
     // Axes that keep their length are not resized.

@@ -424,6 +424,27 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
         self.add_i(sums, self.add_i(products, more))
     }
     #[inline(always)]
+    fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I {
+        if VNNI {
+            // SAFETY: `VNNI`, so the token proves AVX-VNNI.
+            return unsafe {
+                Two(
+                    _mm256_dpbusd_avx_epi32(sums.0, x.0, w),
+                    _mm256_dpbusd_avx_epi32(sums.1, x.1, w),
+                )
+            };
+        }
+        // As in `dot_bytes`.
+        let low = one!(_mm256_set1_epi16(0xff));
+        let even = two!(_mm256_and_si256; x, Two(low, low));
+        let odd = one!(Two(_mm256_srli_epi16::<8>(x.0), _mm256_srli_epi16::<8>(x.1)));
+        let w_odd = one!(_mm256_srai_epi16::<8>(w));
+        let w_even = one!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w)));
+        let products = two!(_mm256_madd_epi16; even, Two(w_even, w_even));
+        let more = two!(_mm256_madd_epi16; odd, Two(w_odd, w_odd));
+        self.add_i(sums, self.add_i(products, more))
+    }
+    #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {
         if VNNI {
             return d;

@@ -332,6 +332,26 @@ impl Isa for Avx512Vnni {
         one!(_mm512_dpbusd_epi32(sums, x, w))
     }
     #[inline(always)]
+    fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I {
+        one!(_mm512_dpbusd_epi32(sums, x, w))
+    }
+    #[inline(always)]
+    fn lookup_i(self, table: &[u8; 256], index: Self::I) -> Self::I {
+        // Four registers of 16 words; two bits of an index pick the byte.
+        let start = table.as_ptr().cast::<i32>();
+        // SAFETY: the table has 256 bytes; the token proves the rest.
+        unsafe {
+            let part = |i: usize| _mm512_loadu_si512(start.add(16 * i).cast());
+            let word = _mm512_srli_epi32::<2>(index);
+            let low = _mm512_permutex2var_epi32(part(0), word, part(1));
+            let high = _mm512_permutex2var_epi32(part(2), word, part(3));
+            let upper = _mm512_test_epi32_mask(word, _mm512_set1_epi32(32));
+            let words = _mm512_mask_blend_epi32(upper, low, high);
+            let shift = _mm512_slli_epi32::<3>(_mm512_and_si512(index, _mm512_set1_epi32(3)));
+            _mm512_and_si512(_mm512_srlv_epi32(words, shift), _mm512_set1_epi32(0xff))
+        }
+    }
+    #[inline(always)]
     fn dot_fold(self, d: Self::D) -> Self::D {
         d
     }

@@ -8,7 +8,6 @@
 //! the sum of an output goes over channels, then taps, one fused multiply-add each, whatever the
 //! tile. A transposed convolution is one such product for each phase of its stride.
 
-mod geometry;
 mod product;
 mod winograd;
 
@@ -18,9 +17,9 @@ use cyb_exec::{Call, ExecError};
 use cyb_simd::AnyIsa;
 use cyb_tensor::Tensor;
 
-use self::geometry::{Geometry, Layout, MAX_AXES, Part};
 use self::product::{Activation, COLUMNS, Fill, ROWS_OF_BLOCK, Unit};
 use self::winograd::Winograd;
+use super::geometry::{Geometry, Layout, MAX_AXES, Part};
 use super::{attrs_of, decode_row, decodes};
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};

@@ -2,7 +2,7 @@
 
 use cyb_simd::{Isa, LANES, SimdOp, math};
 
-use super::geometry::{Geometry, Layout};
+use super::super::geometry::{Geometry, Layout, Line, PlaneRows};
 
 /// Output channels whose weights lie side by side.
 pub(super) const ROWS_OF_BLOCK: usize = 8;
@@ -39,7 +39,44 @@ impl SimdOp for Fill<'_> {
 
     #[inline(always)]
     fn eval<S: Isa>(self, _: S) {
-        self.layout.fill(self.geometry, self.from, self.to);
+        let to = self.to.chunks_exact_mut(self.geometry.pitch().max(1));
+        self.layout.walk(self.geometry, &mut Rows { from: self.from, to });
+    }
+}
+
+struct Rows<'a> {
+    from: &'a [f32],
+    to: std::slice::ChunksExactMut<'a, f32>,
+}
+
+impl PlaneRows for Rows<'_> {
+    #[inline(always)]
+    fn row(&mut self, line: Option<Line>) {
+        let Some(row) = self.to.next() else { return };
+        let Some(line) = line else { return row.fill(0.0) };
+        row[..line.skip].fill(0.0);
+        row[line.end..].fill(0.0);
+        spread(line.of(self.from), line.stride, &mut row[line.skip..line.end]);
+    }
+}
+
+/// Every `stride`-th element from the first on.
+#[inline(always)]
+fn spread(line: &[f32], stride: usize, to: &mut [f32]) {
+    match stride {
+        1 => to.copy_from_slice(&line[..to.len()]),
+        2 => {
+            let pairs = line.chunks_exact(2);
+            let last = pairs.remainder().first();
+            let whole = pairs.len();
+            for (slot, pair) in to.iter_mut().zip(pairs) {
+                *slot = pair[0];
+            }
+            if let (Some(slot), Some(&last)) = (to.get_mut(whole), last) {
+                *slot = last;
+            }
+        }
+        _ => to.iter_mut().zip(line.iter().step_by(stride)).for_each(|(slot, &v)| *slot = v),
     }
 }
 

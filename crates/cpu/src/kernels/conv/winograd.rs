@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
-use super::geometry::{Geometry, Layout};
+use super::super::geometry::{Geometry, Layout};
 use super::product::{Activation, COLUMNS, Fill, ROWS_OF_BLOCK, Tile, activate};
 use super::{ENOUGH_UNITS, SLACK};
 use crate::io::{Io, RawTensor};

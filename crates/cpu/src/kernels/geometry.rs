@@ -1,4 +1,5 @@
-//! Which element of the padded planes a tap reads, and where a position's output goes.
+//! Convolutions as products without a right operand: which element of the padded planes a tap reads,
+//! and where a position's output goes.
 
 use std::array::from_fn;
 
@@ -275,14 +276,13 @@ impl Layout {
         }
     }
 
-    /// Writes a channel's planes.
+    /// Shows every row of a channel's planes in their order.
     #[inline(always)]
-    pub(super) fn fill(&self, g: &Geometry, from: &[f32], to: &mut [f32]) {
+    pub(super) fn walk(&self, g: &Geometry, rows: &mut impl PlaneRows) {
         let width = g.plane[2];
         if width == 0 {
             return;
         }
-        let mut rows = to.chunks_exact_mut(width);
         let [a0, a1, a2] = &self.axes;
         for f0 in &a0.phases {
             for f1 in &a1.phases {
@@ -296,16 +296,16 @@ impl Layout {
                         let d = (q0 * a0.stride + f0).wrapping_sub(a0.lead);
                         for q1 in 0..g.plane[1] {
                             let h = (q1 * a1.stride + f1).wrapping_sub(a1.lead);
-                            let Some(row) = rows.next() else { return };
-                            if d >= g.lens[0] || h >= g.lens[1] || skip == end {
-                                row.fill(0.0);
-                                continue;
-                            }
-                            let line = &from[(d * g.lens[1] + h) * g.lens[2]..][..g.lens[2]];
-                            let line = &line[first - a2.lead..];
-                            row[..skip].fill(0.0);
-                            row[end..].fill(0.0);
-                            spread(line, a2.stride, &mut row[skip..end]);
+                            let outside = d >= g.lens[0] || h >= g.lens[1] || skip == end;
+                            rows.row(match outside {
+                                true => None,
+                                false => Some(Line {
+                                    start: (d * g.lens[1] + h) * g.lens[2] + first - a2.lead,
+                                    stride: a2.stride,
+                                    skip,
+                                    end,
+                                }),
+                            });
                         }
                     }
                 }
@@ -314,22 +314,28 @@ impl Layout {
     }
 }
 
-/// Every `stride`-th element from the first on.
-#[inline(always)]
-fn spread(line: &[f32], stride: usize, to: &mut [f32]) {
-    match stride {
-        1 => to.copy_from_slice(&line[..to.len()]),
-        2 => {
-            let pairs = line.chunks_exact(2);
-            let last = pairs.remainder().first();
-            let whole = pairs.len();
-            for (slot, pair) in to.iter_mut().zip(pairs) {
-                *slot = pair[0];
-            }
-            if let (Some(slot), Some(&last)) = (to.get_mut(whole), last) {
-                *slot = last;
-            }
-        }
-        _ => to.iter_mut().zip(line.iter().step_by(stride)).for_each(|(slot, &v)| *slot = v),
+/// What a row of a plane shows of the channel; around it is padding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    /// The first element in the channel, and how far the next one is.
+    pub(super) start: usize,
+    pub(super) stride: usize,
+    /// The positions of the row that have an element.
+    pub(super) skip: usize,
+    pub(super) end: usize,
+}
+
+impl Line {
+    /// The elements in a channel, with those between them.
+    #[inline(always)]
+    pub(super) fn of<'a, T>(&self, channel: &'a [T]) -> &'a [T] {
+        let last = (self.end - self.skip - 1) * self.stride;
+        &channel[self.start..=self.start + last]
     }
+}
+
+/// Where the rows of planes go.
+pub(super) trait PlaneRows {
+    /// The next row; `None` is padding all over. Must be `#[inline(always)]`.
+    fn row(&mut self, line: Option<Line>);
 }
