@@ -14,8 +14,10 @@ pub mod matmul;
 pub mod memory;
 mod pace;
 mod program;
+mod session;
 mod shared;
 pub mod team;
+mod walk;
 
 pub use matmul::Compute;
 pub use program::CpuBackend;

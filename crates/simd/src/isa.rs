@@ -186,6 +186,31 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
         }
     }
 
+    /// Stores value `l` of row `r`, widened, at `to[l * stride + r]`, for 16 rows of 16 half-precision
+    /// floats, or bfloat16 ones, that lie `apart` bytes apart.
+    /// # Safety
+    /// 16 values are readable from every row, 16 floats writable at every multiple of `stride` below
+    /// `16 * stride`; of any alignment.
+    #[inline(always)]
+    unsafe fn turn_halves<const BF16: bool>(
+        self,
+        rows: *const u16,
+        apart: usize,
+        to: *mut f32,
+        stride: usize,
+    ) {
+        let mut lines = [self.splat(0.0); LANES];
+        for (r, line) in lines.iter_mut().enumerate() {
+            // SAFETY: the caller's contract.
+            *line = unsafe {
+                let row = rows.byte_add(r * apart);
+                if BF16 { self.load_bf16(row) } else { self.load_f16(row) }
+            };
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.store_transposed(&lines, to, stride) };
+    }
+
     /// Asks for the cache line at `p`, which need not be readable, to be brought to the second-level
     /// cache: the first level has too few places for lines on their way from memory.
     fn prefetch(self, p: *const u8);

@@ -88,6 +88,22 @@ impl SimdOp for &Floats {
         for row in square.as_chunks::<STRIDE>().0 {
             out.push(canonical(std::array::from_fn(|i| row[i])));
         }
+        // Rows of halves, each three further on.
+        let mut halves = [0u16; LANES * 4];
+        for (i, part) in halves.chunks_exact_mut(LANES).enumerate() {
+            // SAFETY: a part holds 16 values.
+            unsafe { s.store_f16(part.as_mut_ptr(), rows[i]) };
+        }
+        // SAFETY: the rows end inside the halves; the square holds 16 floats at 16 strides.
+        unsafe { s.turn_halves::<false>(halves.as_ptr(), 6, square.as_mut_ptr(), STRIDE) };
+        for row in square.as_chunks::<STRIDE>().0 {
+            out.push(canonical(std::array::from_fn(|i| row[i])));
+        }
+        // SAFETY: as above.
+        unsafe { s.turn_halves::<true>(halves.as_ptr(), 6, square.as_mut_ptr(), STRIDE) };
+        for row in square.as_chunks::<STRIDE>().0 {
+            out.push(canonical(std::array::from_fn(|i| row[i])));
+        }
         out
     }
 }

@@ -10,10 +10,11 @@ use cyb_exec::{Call, ExecError};
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::attention_packed::{
-    Place, QUERIES, Queries, Rows, Sequence, Sequences, Sizes, WIDE, exponentials, hide, pad,
-    score, turn, typed, weigh,
+    Place, QUERIES, Queries, Rows, Sequence, Sequences, Sizes, WIDE, hide, pad, score, turn, typed,
+    weigh,
 };
 use super::attrs_of;
+use super::softmax::exponentials;
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -277,7 +278,7 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
                 }
                 row[len..].fill(f32::NEG_INFINITY);
                 hide(row, self.shown);
-                *sum = exponentials(s, row);
+                (_, *sum) = exponentials(s, row);
             }
             let out = |query: usize| (self.out)(first + query);
             let queries = Queries { first, count, rows: &[], stride: 0 };

@@ -11,11 +11,11 @@
 use std::ops::Range;
 
 use cyb_exec::{Call, ExecError};
-use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
+use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
 use super::attrs_of;
-use super::sdpa::cap;
+use super::softmax::{cap, exponentials, keep};
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -396,12 +396,11 @@ impl<'o, F: Fn(usize) -> &'o mut [f32]> SimdOp for Attend<'_, F> {
                 gain(s, row, bias, begin * LANES, queries.first + i);
             }
             let seen = seen(i);
-            row[..seen.start - begin * LANES].fill(f32::NEG_INFINITY);
-            row[seen.end - begin * LANES..].fill(f32::NEG_INFINITY);
+            keep(row, seen.start - begin * LANES..seen.end - begin * LANES);
             if hides {
                 hide(row, &shown[begin * LANES..]);
             }
-            *sum = exponentials(s, row);
+            (_, *sum) = exponentials(s, row);
         }
         let padded = sizes.padded_value();
         let mut column = 0;
@@ -482,27 +481,6 @@ pub(super) fn hide(scores: &mut [f32], shown: &[i32]) {
             *score = f32::NEG_INFINITY;
         }
     }
-}
-
-/// `exp(x - max)` in place; gives the sum, 0 where there is nothing but -inf.
-#[inline(always)]
-pub(super) fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> f32 {
-    let mut top = s.splat(f32::NEG_INFINITY);
-    for lanes in row.chunks_exact(LANES) {
-        top = s.max(top, s.load_partial(lanes));
-    }
-    let top = s.splat(s.reduce_max(top));
-    let never = s.splat(f32::NEG_INFINITY);
-    let zero = s.splat(0.0);
-    let mut sum = zero;
-    for lanes in row.chunks_exact_mut(LANES) {
-        let x = s.load_partial(lanes);
-        // What is hidden has no weight at all, not a very small one.
-        let e = s.select_gt(x, never, math::exp(s, s.sub(x, top)), zero);
-        sum = s.add(sum, e);
-        s.store_partial(lanes, e);
-    }
-    s.reduce_sum(sum)
 }
 
 /// A part of the values: columns from `column`, some rows.

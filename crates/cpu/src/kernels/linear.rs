@@ -16,7 +16,7 @@ use crate::io::{Io, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 use crate::matmul::{
     ActivationRows, Activations, Epilogue, FloatRows, Gate, Input, Output, PackedMatrix, PairRows,
-    Source, matmul, round_to_half, turns,
+    Source, Tables, matmul, round_to_half, tables, turns,
 };
 use crate::team::Worker;
 
@@ -78,26 +78,12 @@ fn many_fits(call: &Call<'_>) -> bool {
 fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
     let bias = b.node.inputs.get(2).map(|_| 2);
-    Ok(Box::new(Linear {
-        weights,
-        biases: vec![bias],
-        gate: None,
-        residual: None,
-        workers: b.team.count(),
-        isa: b.isa,
-    }))
+    Ok(Linear::new(b, weights, vec![bias], None, None))
 }
 
 fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
-    Ok(Box::new(Linear {
-        weights,
-        biases: vec![None],
-        gate: None,
-        residual: Some(2),
-        workers: b.team.count(),
-        isa: b.isa,
-    }))
+    Ok(Linear::new(b, weights, vec![None], None, Some(2)))
 }
 
 fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -108,14 +94,7 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let turned = is_turned(&b.node.op);
     let weights = ids.into_iter().map(|v| b.pack(v, turned)).collect::<Result<Vec<_>, _>>()?;
     let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
-    Ok(Box::new(Linear {
-        weights,
-        biases,
-        gate: None,
-        residual: None,
-        workers: b.team.count(),
-        isa: b.isa,
-    }))
+    Ok(Linear::new(b, weights, biases, None, None))
 }
 
 fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -127,14 +106,7 @@ fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         _ => Gate::Silu,
     };
     let residual = b.node.inputs.get(3).map(|_| 3);
-    Ok(Box::new(Linear {
-        weights,
-        biases: vec![None],
-        gate: Some(gate),
-        residual,
-        workers: b.team.count(),
-        isa: b.isa,
-    }))
+    Ok(Linear::new(b, weights, vec![None], Some(gate), residual))
 }
 
 #[derive(Debug)]
@@ -146,11 +118,25 @@ struct Linear {
     gate: Option<Gate>,
     /// Input number of what the product is added to.
     residual: Option<usize>,
+    /// What the products read of quantised rows.
+    tables: Tables,
     workers: usize,
     isa: AnyIsa,
 }
 
 impl Linear {
+    fn new(
+        b: &Build<'_>,
+        weights: Vec<Arc<PackedMatrix>>,
+        biases: Vec<Option<usize>>,
+        gate: Option<Gate>,
+        residual: Option<usize>,
+    ) -> Box<dyn Kernel> {
+        let tables = weights.iter().map(|w| tables(b.isa, w)).fold(Tables::NONE, Tables::and);
+        let (workers, isa) = (b.team.count(), b.isa);
+        Box::new(Linear { weights, biases, gate, residual, tables, workers, isa })
+    }
+
     fn k(&self) -> usize {
         self.weights[0].k()
     }
@@ -218,8 +204,9 @@ impl Kernel for Linear {
         let worker = if alone { &Worker::solo() } else { io.worker };
         // SAFETY: the step's scratch is aligned and as large as `scratch` asked for; workers write
         // disjoint rows of it below and read after the barrier, or have a part of their own.
-        let quantized =
-            self.quantizes().then(|| unsafe { ActivationRows::over(start, parts[0], rows, k) });
+        let quantized = self
+            .quantizes()
+            .then(|| unsafe { ActivationRows::over(start, parts[0], rows, k, self.tables) });
         let start = start.wrapping_add(parts[0]);
         // SAFETY: as above; the part lies behind the quantised rows.
         let pairs = self.pairs().then(|| unsafe { PairRows::over(start, rows, k) });

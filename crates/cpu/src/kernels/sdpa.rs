@@ -5,11 +5,12 @@
 //! Each score and each sum is one chain in the order of the definition.
 
 use cyb_exec::{Call, ExecError};
-use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
+use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
 use super::attrs_of;
 use super::product::{PANEL, Panel, Rows};
+use super::softmax::{cap, exponentials, keep};
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -253,18 +254,6 @@ fn turn_keys(k: &[f32], l: usize, d: usize, to: &mut [f32]) {
     }
 }
 
-/// Bounds scores by `softcap * tanh(score / softcap)`; 0 leaves them.
-#[inline(always)]
-pub(super) fn cap<S: Isa>(s: S, line: &mut [f32], softcap: f32) {
-    if softcap > 0.0 {
-        let inverse = s.splat(1.0 / softcap);
-        for part in line.chunks_mut(LANES) {
-            let bent = math::tanh(s, s.mul(s.load_partial(part), inverse));
-            s.store_partial(part, s.mul(bent, s.splat(softcap)));
-        }
-    }
-}
-
 /// Adds a row of a mask of floats, or hides where one of truths is false.
 ///
 /// # Safety
@@ -287,29 +276,17 @@ unsafe fn hide(line: &mut [f32], mask: &Mask, query: usize) {
 /// Hides keys after the query's position, and those `window` or more before it.
 #[inline(always)]
 fn hide_causal(line: &mut [f32], position: isize, window: usize) {
-    let end = usize::try_from(position + 1).unwrap_or(0).min(line.len());
-    line[end..].fill(f32::NEG_INFINITY);
-    if window > 0 {
-        let start = usize::try_from(position + 1 - window as isize).unwrap_or(0).min(end);
-        line[..start].fill(f32::NEG_INFINITY);
-    }
+    let at = |position: isize| usize::try_from(position).unwrap_or(0);
+    let end = at(position + 1).min(line.len());
+    let start = if window > 0 { at(position + 1 - window as isize).min(end) } else { 0 };
+    keep(line, start..end);
 }
 
 /// In place; a row of which everything is hidden becomes NaN.
 #[inline(always)]
 fn softmax<S: Isa>(s: S, line: &mut [f32]) {
-    let mut top = s.splat(f32::NEG_INFINITY);
-    for part in line.chunks(LANES) {
-        top = s.max(top, s.load_padded(part, f32::NEG_INFINITY));
-    }
-    let top = s.splat(s.reduce_max(top));
-    let mut sum = s.splat(0.0);
-    for part in line.chunks_mut(LANES) {
-        let e = math::exp(s, s.sub(s.load_padded(part, f32::NEG_INFINITY), top));
-        sum = s.add(sum, e);
-        s.store_partial(part, e);
-    }
-    let inverse = s.splat(1.0 / s.reduce_sum(sum));
+    let (_, sum) = exponentials(s, line);
+    let inverse = s.splat(1.0 / sum);
     for part in line.chunks_mut(LANES) {
         let y = s.mul(s.load_partial(part), inverse);
         s.store_partial(part, y);

@@ -1,4 +1,7 @@
-//! Softmax along an axis that is not the last: lanes are neighbors along the axes after it.
+//! Softmax along an axis that is not the last: lanes are neighbors along the axes after it. And the
+//! parts of a softmax over a row that kernels of attention share.
+
+use std::ops::Range;
 
 use cyb_exec::{Call, ExecError};
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp, math};
@@ -89,4 +92,45 @@ impl SimdOp for Columns<'_> {
             s.store_partial(slot, v);
         }
     }
+}
+
+/// `softcap * tanh(x / softcap)` in place, where there is a cap.
+#[inline(always)]
+pub(super) fn cap<S: Isa>(s: S, row: &mut [f32], softcap: f32) {
+    if softcap > 0.0 {
+        let inverse = s.splat(1.0 / softcap);
+        for part in row.chunks_mut(LANES) {
+            let bent = math::tanh(s, s.mul(s.load_partial(part), inverse));
+            s.store_partial(part, s.mul(bent, s.splat(softcap)));
+        }
+    }
+}
+
+/// Hides the scores of a row that are not in `seen`.
+#[inline(always)]
+pub(super) fn keep(row: &mut [f32], seen: Range<usize>) {
+    row[..seen.start].fill(f32::NEG_INFINITY);
+    row[seen.end..].fill(f32::NEG_INFINITY);
+}
+
+/// `exp(x - max)` in place; gives the maximum and the sum. What is hidden (-inf) has no weight, so
+/// where all is, the sum is 0.
+#[inline(always)]
+pub(super) fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> (f32, f32) {
+    let never = f32::NEG_INFINITY;
+    let mut top = s.splat(never);
+    for part in row.chunks(LANES) {
+        top = s.max(top, s.load_padded(part, never));
+    }
+    let top = s.reduce_max(top);
+    let (least, zero) = (s.splat(f32::MIN), s.splat(0.0));
+    let mut sum = zero;
+    for part in row.chunks_mut(LANES) {
+        let x = s.load_padded(part, never);
+        // NaN is not hidden.
+        let e = s.select_gt(least, x, zero, math::exp(s, s.sub(x, s.splat(top))));
+        sum = s.add(sum, e);
+        s.store_partial(part, e);
+    }
+    (top, s.reduce_sum(sum))
 }

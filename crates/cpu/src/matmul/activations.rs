@@ -39,6 +39,27 @@ pub(super) const fn offset_table(offset: i32, group: usize) -> Option<usize> {
     None
 }
 
+/// Which tables a product reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tables(u8);
+
+impl Tables {
+    pub const NONE: Tables = Tables(0);
+    pub const ALL: Tables = Tables(u8::MAX);
+
+    pub(super) const fn of(table: Option<usize>) -> Tables {
+        match table {
+            Some(i) => Tables(1 << i),
+            None => Tables::NONE,
+        }
+    }
+
+    #[must_use]
+    pub const fn and(self, other: Tables) -> Tables {
+        Tables(self.0 | other.0)
+    }
+}
+
 /// Storage for the quantised rows of one input, reused from step to step.
 #[derive(Debug)]
 pub struct Activations {
@@ -91,6 +112,7 @@ impl Activations {
             sums32: self.sums32.as_mut_ptr(),
             sums16: self.sums16.as_mut_ptr(),
             tables: self.tables.each_mut().map(|t| t.as_mut_ptr()),
+            wanted: Tables::ALL,
             rows,
             blocks,
             interleave,
@@ -107,6 +129,8 @@ pub struct ActivationRows<'a> {
     sums32: *mut f32,
     sums16: *mut f32,
     tables: [*mut i32; OFFSETS.len()],
+    /// Those that are filled.
+    wanted: Tables,
     rows: usize,
     blocks: usize,
     interleave: usize,
@@ -185,7 +209,7 @@ pub(super) struct TilePtr {
 }
 
 impl<'a> ActivationRows<'a> {
-    /// Rows over memory of the caller's, in shape for one product.
+    /// Rows over memory of the caller's, in shape for products that read the tables `wanted`.
     ///
     /// # Safety
     /// `start` is aligned to 64 and valid for `bytes` bytes for `'a`, and nothing but the workers
@@ -193,7 +217,13 @@ impl<'a> ActivationRows<'a> {
     ///
     /// # Panics
     /// There are fewer than [`Activations::bytes`], or `k` is not whole blocks of 32.
-    pub unsafe fn over(start: *mut u8, bytes: usize, rows: usize, k: usize) -> ActivationRows<'a> {
+    pub unsafe fn over(
+        start: *mut u8,
+        bytes: usize,
+        rows: usize,
+        k: usize,
+        wanted: Tables,
+    ) -> ActivationRows<'a> {
         assert!(bytes >= Activations::bytes(rows, k), "the memory is too small");
         assert!(k.is_multiple_of(BLOCK), "rows of {k} are not blocks of {BLOCK}");
         let interleave = if rows <= 2 { 1 } else { INTERLEAVE };
@@ -210,6 +240,7 @@ impl<'a> ActivationRows<'a> {
             sums32: take(blocks).cast(),
             sums16: take(2 * blocks).cast(),
             tables: OFFSETS.map(|(_, group)| take(blocks * BLOCK / group).cast()),
+            wanted,
             rows,
             blocks: k / BLOCK,
             interleave,
@@ -223,6 +254,11 @@ impl<'a> ActivationRows<'a> {
 
     pub fn k(&self) -> usize {
         self.blocks * BLOCK
+    }
+
+    /// Whether a product may read these tables.
+    pub(super) fn has(&self, tables: Tables) -> bool {
+        self.wanted.0 & tables.0 == tables.0
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -368,7 +404,10 @@ unsafe fn quantize_block<S: Isa>(
         *to.sums32.add(at) = scale * (sum_a.wrapping_add(sum_b)) as f32;
         *to.sums16.add(at16) = scale * sum_a as f32;
         *to.sums16.add(at16 + to.interleave) = scale * sum_b as f32;
-        for (table, (offset, group)) in to.tables.iter().zip(OFFSETS) {
+        for (i, (table, (offset, group))) in to.tables.iter().zip(OFFSETS).enumerate() {
+            if to.wanted.0 >> i & 1 == 0 {
+                continue;
+            }
             if group == 32 {
                 *table.add(at) = sum_a.wrapping_add(sum_b).wrapping_mul(-offset);
             } else {

@@ -53,6 +53,14 @@ impl Shape {
 }
 
 impl Shape {
+    /// Bytes that a product reads of a block of activations.
+    pub(super) fn block_bytes(&self) -> usize {
+        let of_groups = BLOCK / self.group * size_of::<f32>();
+        let minima = if self.mins { of_groups } else { 0 };
+        let table = if self.table.is_some() { of_groups } else { 0 };
+        BLOCK + size_of::<f32>() + minima + table
+    }
+
     /// Of formats that stay in the file's blocks: codes are signed bytes.
     pub(super) fn native<S: Isa>(dtype: DType) -> Shape {
         let group = quant::group_size(dtype);

@@ -6,7 +6,10 @@ use std::sync::atomic::AtomicUsize;
 use cyb_simd::{AnyIsa, IsaKind};
 use cyb_tensor::{Class, DType, quant};
 
+use super::kernel::TOKENS;
 use super::*;
+use crate::memory::WeightMemory;
+use crate::team::Team;
 
 fn native(dtype: DType, bytes: &[u8]) -> Native<'_> {
     Native { dtype, bytes, turned: false }

@@ -65,7 +65,24 @@ fn cases() -> Vec<Case> {
     cases.push(case(DType::F16, 4, 2, 64, 0, 20.0));
     let sinks = case(DType::F16, 4, 2, 64, 0, 0.0).normal(&[4]);
     cases.push(Case { name: "sinks".into(), ..sinks });
+    for (heads, groups, window) in [(7, 1, 0), (9, 1, 300), (2, 2, 0)] {
+        cases.push(long(DType::F16, heads, groups, window));
+    }
+    cases.push(long(DType::Q8_0, 3, 1, 0));
     cases
+}
+
+/// One sequence of 600 tokens: neighbors at its end, which begin inside a block, and one before.
+fn long(dtype: DType, heads: usize, groups: usize, window: usize) -> Case {
+    let (width, blocks) = (32, 19i64);
+    let name = format!("{dtype} {heads}/{groups} of 600, window {window}");
+    Case::new(name, attrs(1.0 / (width as f64).sqrt(), window, 0.0, 32))
+        .normal(&[4, heads, width])
+        .input(dtype, &[20 * 32, groups, width], Fill::Normal(1.0))
+        .input(dtype, &[20 * 32, groups, width], Fill::Normal(1.0))
+        .input(DType::I32, &[1, 19], Fill::Ints((0..blocks).map(|i| (i * 7 + 3) % 20).collect()))
+        .input(DType::I32, &[4], Fill::Ints(vec![0]))
+        .input(DType::I32, &[4], Fill::Ints(vec![254, 597, 598, 599]))
 }
 
 /// Two sequences: one of 70 tokens whose blocks lie out of order, one of 33; queries on both sides

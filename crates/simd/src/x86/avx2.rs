@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::{Isa, IsaKind, SimdOp};
+use crate::{Isa, IsaKind, LANES, SimdOp};
 
 /// Proof of AVX2, FMA and F16C, and of AVX-VNNI when `VNNI`.
 #[derive(Clone, Copy, Debug)]
@@ -245,6 +245,38 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
             let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
             _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b01>(v)))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn turn_halves<const BF16: bool>(
+        self,
+        rows: *const u16,
+        apart: usize,
+        to: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: the token proves the instructions; the rest is the caller's contract.
+        unsafe {
+            for first in [0, LANES / 2] {
+                let columns = super::columns_of_halves(rows.add(first), apart);
+                for (i, column) in columns.into_iter().enumerate() {
+                    let to = to.add((first + i) * stride);
+                    for (i, half) in
+                        [_mm256_castsi256_si128(column), _mm256_extracti128_si256::<1>(column)]
+                            .into_iter()
+                            .enumerate()
+                    {
+                        let v = if BF16 {
+                            let wide = _mm256_cvtepu16_epi32(half);
+                            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                        } else {
+                            _mm256_cvtph_ps(half)
+                        };
+                        _mm256_storeu_ps(to.add(8 * i), v);
+                    }
+                }
+            }
+        }
     }
 
     #[inline(always)]

@@ -232,6 +232,32 @@ impl Isa for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn turn_halves<const BF16: bool>(
+        self,
+        rows: *const u16,
+        apart: usize,
+        to: *mut f32,
+        stride: usize,
+    ) {
+        // SAFETY: the token proves the instructions; the rest is the caller's contract.
+        unsafe {
+            for first in [0, LANES / 2] {
+                let columns = super::columns_of_halves(rows.add(first), apart);
+                for (i, column) in columns.into_iter().enumerate() {
+                    let to = to.add((first + i) * stride);
+                    let v = if BF16 {
+                        let wide = _mm512_cvtepu16_epi32(column);
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                    } else {
+                        _mm512_cvtph_ps(column)
+                    };
+                    _mm512_storeu_ps(to, v);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::F {
         // SAFETY: the caller's contract.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }

@@ -1,24 +1,28 @@
 //! `sdpa_paged`: flash attention over pool blocks.
 //!
 //! The unit of work is a *tile* of neighbouring tokens of one sequence, times the query heads that
-//! share a key head: its queries. Keys and values are walked block by block; a block is decoded to
-//! `f32` once for all queries of the tile, keys transposed so that 16 positions are the lanes of a
-//! vector. Each query keeps a running maximum, sum and weighted value (online softmax).
+//! share a key head: its queries. Positions come in splits of [`SPLIT`]. A split is walked twice,
+//! block by block: first its keys, which are decoded to `f32` once for all queries of the tile,
+//! transposed so that 16 positions are the lanes of a vector, for the scores; then, with the weights
+//! of the whole split known, its values. Each query keeps its maximum, sum and weighted value
+//! (online softmax), which splits are merged into.
 //!
 //! What is computed for a query never depends on the other queries of its tile: positions come in
-//! order, in splits of [`SPLIT`] that each start afresh and are merged in order. So splits can run
-//! on different workers when there are few tiles, and a token gives the same bits alone, in a
-//! batch, and in any chunk of a prompt.
+//! order, in splits that each start afresh and are merged in order. So splits can run on different
+//! workers when there are few tiles, and a token gives the same bits alone, in a batch, and in any
+//! chunk of a prompt.
 
+mod pool;
 mod softmax;
 
 use cyb_exec::{Call, ExecError};
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
-use softmax::{Block, clear, merge, normalize, step};
+use pool::{Bf16, Decoded, F16, Lines, Pool, Rows, stored};
+use softmax::{add_values, clear, merge, normalize, score, weigh, widest};
 
-use super::{attrs_of, decode_row, decodes};
+use super::attrs_of;
 use crate::io::{Io, RawTensor, Shared};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -28,23 +32,18 @@ pub(crate) static ROWS: &[Row] = &[Row { op: "sdpa_paged", name: "flash_paged", 
 const TILE: usize = 16;
 /// Positions after which a query's softmax starts afresh, to be merged.
 const SPLIT: usize = 256;
-/// Widest key.
-const MAX_KEY: usize = 512;
 /// Positions of a pool block that are handled together.
 const POSITIONS: usize = 32;
-const CACHE_LINE: usize = 64;
-/// Queries that are handled together where they see the same positions of a block.
-const QUERIES: usize = 4;
 
 fn supports(call: &Call<'_>) -> bool {
     let attrs = attrs_of(call.op);
     let known = |i: usize, axis: usize| call.inputs[i].shape[axis].known();
     attrs.size("block").is_ok_and(|b| b.is_multiple_of(POSITIONS))
         && call.inputs[0].dtype == DType::F32
-        && decodes(call.inputs[1].dtype)
-        && decodes(call.inputs[2].dtype)
+        && stored(call.inputs[1].dtype)
+        && stored(call.inputs[2].dtype)
         && known(0, 1).is_some()
-        && known(0, 2).is_some_and(|d| d.is_multiple_of(LANES) && d <= MAX_KEY)
+        && known(0, 2).is_some_and(|d| d.is_multiple_of(LANES))
         && known(1, 1).is_some()
         && known(2, 2).is_some_and(|e| e.is_multiple_of(LANES))
 }
@@ -104,11 +103,11 @@ impl Sizes {
         self.value + LANES
     }
 
-    /// Floats a worker needs: scaled queries, running and merged results, weights and a block of
-    /// keys and of values.
+    /// Floats a worker needs: scaled queries, running and merged results, scores of a split, and a
+    /// block of keys or of values.
     fn workspace(&self) -> usize {
         let queries = TILE * self.per_group();
-        queries * (self.key + 2 * self.partial() + POSITIONS) + POSITIONS * (self.key + self.value)
+        queries * (self.key + 2 * self.partial() + SPLIT) + POSITIONS * self.key.max(self.value)
     }
 
     /// Whether splits go to different workers: when there are few tokens.
@@ -210,30 +209,10 @@ struct PagedCall<'a> {
     sinks: Option<&'a [f32]>,
 }
 
-/// Keys or values: rows of `width` elements per slot and group.
-struct Pool<'a> {
-    bytes: &'a [u8],
-    dtype: DType,
-    groups: usize,
-    width: usize,
-    /// Bytes of a row.
-    stride: usize,
-}
-
-impl Pool<'_> {
-    fn row(&self, slot: usize, group: usize) -> &[u8] {
-        &self.bytes[(slot * self.groups + group) * self.stride..][..self.stride]
-    }
-}
-
 impl<'a> PagedCall<'a> {
     fn new(kernel: &'a Attention, io: &Io<'a>, sizes: Sizes) -> Result<PagedCall<'a>, String> {
-        let pool = |i: usize| {
-            let (dtype, width) = (io.inputs[i].dtype, io.dims(i)[2]);
-            let layout = dtype.layout();
-            let stride = width / layout.block * layout.bytes;
-            Pool { bytes: io.bytes(i), dtype, groups: sizes.groups, width, stride }
-        };
+        let pool =
+            |i: usize| Pool::new(io.bytes(i), io.inputs[i].dtype, sizes.groups, io.dims(i)[2]);
         let (tables, rows, positions) =
             (io.slice::<i32>(3), io.slice::<i32>(4), io.slice::<i32>(5));
         let (table_rows, blocks) = (io.dims(3)[0], io.dims(3)[1]);
@@ -270,25 +249,9 @@ impl<'a> PagedCall<'a> {
         }
     }
 
-    /// Asks for the keys and values of a group in the pool block at `start`.
-    #[inline(always)]
-    fn ask<S: Isa>(&self, s: S, token: usize, group: usize, start: usize, end: usize) {
-        if start >= end {
-            return;
-        }
-        let slot = self.slot(token, start);
-        for j in 0..POSITIONS.min(end - start) {
-            for pool in [&self.values, &self.keys] {
-                for line in pool.row(slot + j, group).chunks(CACHE_LINE) {
-                    s.prefetch(line.as_ptr());
-                }
-            }
-        }
-    }
-
-    /// The positions of the block at `start` that a token sees, counted from there.
-    fn seen(&self, token: usize, start: usize) -> std::ops::Range<usize> {
-        let end = (self.position(token) + 1).saturating_sub(start).min(POSITIONS);
+    /// Which of `len` positions from `start` a token sees, counted from there.
+    fn seen(&self, token: usize, start: usize, len: usize) -> std::ops::Range<usize> {
+        let end = (self.position(token) + 1).saturating_sub(start).min(len);
         self.begin(token).saturating_sub(start).min(end)..end
     }
 
@@ -375,7 +338,23 @@ struct Attend<'a> {
     finish: Finish<'a>,
 }
 
-impl SimdOp for Attend<'_> {
+/// Calls a function for a number of queries up to 8, known when it is compiled.
+macro_rules! for_count {
+    ($count:expr, $function:ident::<$isa:ident $(, $more:ident)?>($($arg:expr),*)) => {
+        match $count {
+            1 => $function::<$isa, 1 $(, $more)?>($($arg),*),
+            2 => $function::<$isa, 2 $(, $more)?>($($arg),*),
+            3 => $function::<$isa, 3 $(, $more)?>($($arg),*),
+            4 => $function::<$isa, 4 $(, $more)?>($($arg),*),
+            5 => $function::<$isa, 5 $(, $more)?>($($arg),*),
+            6 => $function::<$isa, 6 $(, $more)?>($($arg),*),
+            7 => $function::<$isa, 7 $(, $more)?>($($arg),*),
+            _ => $function::<$isa, 8 $(, $more)?>($($arg),*),
+        }
+    };
+}
+
+impl<'a> SimdOp for Attend<'a> {
     type Output = ();
 
     #[inline(always)]
@@ -388,55 +367,76 @@ impl SimdOp for Attend<'_> {
         let (queries, rest) = workspace.split_at_mut(n * sizes.key);
         let (running, rest) = rest.split_at_mut(n * partial);
         let (merged, rest) = rest.split_at_mut(n * partial);
-        let (weights, rest) = rest.split_at_mut(n * POSITIONS);
-        let (keys, rest) = rest.split_at_mut(POSITIONS * sizes.key);
-        let values = &mut rest[..POSITIONS * sizes.value];
+        let (scores, block) = rest.split_at_mut(n * SPLIT);
         let head = |q: usize| group * per_group + q % per_group;
         let token = |q: usize| tile.first + q / per_group;
 
+        // Queries that are handled together are columns side by side.
         for q in 0..n {
             let from = &call.queries[(token(q) * sizes.heads + head(q)) * sizes.key..][..sizes.key];
-            let to = &mut queries[q * sizes.key..][..sizes.key];
-            to.iter_mut().zip(from).for_each(|(t, f)| *t = f * call.kernel.scale);
+            let first = q / widest::<S>() * widest::<S>();
+            let together = widest::<S>().min(n - first);
+            let to = queries[first * sizes.key + q - first..].iter_mut().step_by(together);
+            to.zip(from).for_each(|(t, f)| *t = f * call.kernel.scale);
             clear(&mut merged[q * partial..][..partial]);
         }
         let last = call.position(tile.first + tile.len - 1);
-        let cap = call.kernel.softcap;
         for split in splits {
-            for q in 0..n {
-                clear(&mut running[q * partial..][..partial]);
-            }
-            let begin = call.begin(tile.first).max(split * SPLIT) / POSITIONS * POSITIONS;
-            let end = (last + 1).min((split + 1) * SPLIT);
-            call.ask(s, tile.first, group, begin, end);
+            let base = split * SPLIT;
+            let begin = call.begin(tile.first).max(base) / POSITIONS * POSITIONS;
+            let end = (last + 1).min(base + SPLIT);
+            // Positions of the split, a block at a time.
+            let of =
+                |pool: &Pool<'a>, start: usize| pool.block(group, call.slot(tile.first, start));
+
+            let keys = &mut block[..POSITIONS * sizes.key];
             for start in (begin..end).step_by(POSITIONS) {
-                // The next block arrives while this one is computed with.
-                call.ask(s, tile.first, group, start + POSITIONS, end);
-                load_block(s, call, tile.first, group, start, end, keys, values);
-                let block = Block { keys, values };
+                // Values arrive while scores are computed.
+                let mut ahead = of(&call.values, start).lines();
+                of(&call.keys, start).load_turned(s, keys);
                 let mut q = 0;
                 while q < n {
-                    // Queries that see the same positions of the block go together.
-                    let seen = call.seen(token(q), start);
-                    let mut count = 1;
-                    while count < QUERIES
-                        && q + count < n
-                        && call.seen(token(q + count), start) == seen
-                    {
-                        count += 1;
+                    let together = widest::<S>().min(n - q);
+                    let queries = &queries[q * sizes.key..][..together * sizes.key];
+                    let scores = &mut scores[q * SPLIT + start - base..];
+                    for_count!(together, score::<S>(s, queries, keys, scores, &mut ahead));
+                    ahead = Lines::none();
+                    q += together;
+                }
+            }
+            for q in 0..n {
+                let running = &mut running[q * partial..][..partial];
+                clear(running);
+                let seen = call.seen(token(q), base, SPLIT);
+                if !seen.is_empty() {
+                    let scores = &mut scores[q * SPLIT..][..SPLIT];
+                    let tail = &mut running[sizes.value..];
+                    (tail[0], tail[1]) = weigh(s, call.kernel.softcap, scores, seen);
+                }
+            }
+            let decoded = &mut block[..POSITIONS * sizes.value];
+            for start in (begin..end).step_by(POSITIONS) {
+                // The next split's keys arrive while values are added up.
+                let ahead = match start + SPLIT {
+                    next if next <= last => of(&call.keys, next).lines(),
+                    _ => Lines::none(),
+                };
+                let values = of(&call.values, start);
+                let weights = &scores[start - base..];
+                let place = Place { call, tile, start };
+                match values.dtype() {
+                    // What is used once is decoded on the way.
+                    DType::F16 if n <= widest::<S>() => {
+                        place.add(s, values.as_rows::<F16>(), weights, running, ahead);
                     }
-                    if !seen.is_empty() {
-                        let queries = &queries[q * sizes.key..][..count * sizes.key];
-                        let weights = &mut weights[q * POSITIONS..][..count * POSITIONS];
-                        let running = &mut running[q * partial..][..count * partial];
-                        match count {
-                            4 => step::<S, 4>(s, cap, queries, &block, seen, weights, running),
-                            3 => step::<S, 3>(s, cap, queries, &block, seen, weights, running),
-                            2 => step::<S, 2>(s, cap, queries, &block, seen, weights, running),
-                            _ => step::<S, 1>(s, cap, queries, &block, seen, weights, running),
-                        }
+                    DType::BF16 if n <= widest::<S>() => {
+                        place.add(s, values.as_rows::<Bf16>(), weights, running, ahead);
                     }
-                    q += count;
+                    _ => {
+                        values.load(s, decoded);
+                        let values = Decoded::new(decoded, sizes.value);
+                        place.add(s, values, weights, running, ahead);
+                    }
                 }
             }
             for q in 0..n {
@@ -462,91 +462,46 @@ impl SimdOp for Attend<'_> {
     }
 }
 
-/// Decodes positions `start..end` (at most [`POSITIONS`]); the rest becomes zeros.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one call site; a struct would only rename them")]
-fn load_block<S: Isa>(
-    s: S,
-    call: &PagedCall<'_>,
-    token: usize,
-    group: usize,
+/// A block of positions as a tile sees it.
+struct Place<'a> {
+    call: &'a PagedCall<'a>,
+    tile: Tile,
+    /// Its first position.
     start: usize,
-    end: usize,
-    keys: &mut [f32],
-    values: &mut [f32],
-) {
-    let (key, value) = (call.sizes.key, call.sizes.value);
-    let count = POSITIONS.min(end - start);
-    if count < POSITIONS {
-        keys.fill(0.0);
-        values[count * value..].fill(0.0);
-    }
-    let slot = call.slot(token, start);
-    for j in 0..count {
-        load_row(s, &call.values, slot + j, group, &mut values[j * value..][..value]);
-    }
-    let mut rows = [s.splat(0.0); LANES];
-    for first in (0..count).step_by(LANES) {
-        for d in (0..key).step_by(LANES) {
-            for (j, row) in rows.iter_mut().enumerate() {
-                *row = if first + j < count {
-                    load_lanes(s, &call.keys, slot + first + j, group, d)
-                } else {
-                    s.splat(0.0)
-                };
-            }
-            let to = &mut keys[d * POSITIONS + first..][..(LANES - 1) * POSITIONS + LANES];
-            // SAFETY: `to` holds 16 floats at 16 strides.
-            unsafe { s.store_transposed(&rows, to.as_mut_ptr(), POSITIONS) };
-        }
-    }
 }
 
-/// Elements `d..d + 16` of a row of a pool.
-#[inline(always)]
-fn load_lanes<S: Isa>(s: S, pool: &Pool<'_>, slot: usize, group: usize, d: usize) -> S::F {
-    let bytes = pool.row(slot, group);
-    match pool.dtype {
-        DType::F16 | DType::BF16 => {
-            let from = &bytes[2 * d..][..2 * LANES];
-            // SAFETY: 16 values of 2 bytes are readable.
-            unsafe {
-                let p = from.as_ptr().cast();
-                if pool.dtype == DType::F16 { s.load_f16(p) } else { s.load_bf16(p) }
+impl Place<'_> {
+    /// Adds weighted values to what each query of the tile has of a split.
+    #[inline(always)]
+    fn add<S: Isa, R: Rows>(
+        &self,
+        s: S,
+        values: R,
+        weights: &[f32],
+        running: &mut [f32],
+        mut ahead: Lines,
+    ) {
+        let Place { call, tile, start } = *self;
+        let (per_group, partial) = (call.sizes.per_group(), call.sizes.partial());
+        let n = tile.len * per_group;
+        let seen_by = |q: usize| call.seen(tile.first + q / per_group, start, POSITIONS);
+        let mut q = 0;
+        while q < n {
+            // Queries that see the same positions of the block go together, so that none meets a
+            // value that it does not see.
+            let seen = seen_by(q);
+            let mut together = 1;
+            while together < widest::<S>().min(n - q) && seen_by(q + together) == seen {
+                together += 1;
             }
-        }
-        _ => {
-            let mut row = [0f32; MAX_KEY];
-            let row = &mut row[..pool.width];
-            // Rows are whole blocks of a dtype that `supports` admitted, so decoding cannot fail.
-            if decode_row(pool.dtype, bytes, row).is_err() {
-                row.fill(f32::NAN);
+            if !seen.is_empty() {
+                let weights = &weights[q * SPLIT..];
+                let running = &mut running[q * partial..][..together * partial];
+                let ahead = &mut ahead;
+                for_count!(together, add_values::<S, R>(s, weights, values, seen, running, ahead));
+                *ahead = Lines::none();
             }
-            s.load_partial(&row[d..])
-        }
-    }
-}
-
-#[inline(always)]
-fn load_row<S: Isa>(s: S, pool: &Pool<'_>, slot: usize, group: usize, out: &mut [f32]) {
-    let bytes = pool.row(slot, group);
-    debug_assert_eq!(out.len(), pool.width);
-    match pool.dtype {
-        DType::F16 | DType::BF16 => {
-            for (from, to) in bytes.chunks_exact(2 * LANES).zip(out.chunks_exact_mut(LANES)) {
-                // SAFETY: 16 values of 2 bytes are readable, 16 floats writable.
-                unsafe {
-                    let p = from.as_ptr().cast();
-                    let v = if pool.dtype == DType::F16 { s.load_f16(p) } else { s.load_bf16(p) };
-                    s.store(to.as_mut_ptr(), v);
-                }
-            }
-        }
-        _ => {
-            // Rows are whole blocks of a dtype that `supports` admitted, so decoding cannot fail.
-            if decode_row(pool.dtype, bytes, out).is_err() {
-                out.fill(f32::NAN);
-            }
+            q += together;
         }
     }
 }

@@ -1,18 +1,19 @@
-//! The online softmax of `sdpa_paged`: one query's running result over blocks of keys and values.
+//! The online softmax of `sdpa_paged`: scores, weights and weighted values of some queries.
 //!
 //! A running result is `width` floats of weighted values, then the maximum and the sum (padded to a
-//! vector).
+//! vector). Each query's sums run in the same order whatever goes together with it.
+
+use std::ops::Range;
 
 use cyb_simd::{Isa, LANES, math};
 
-use super::POSITIONS;
+use super::pool::{Lines, Rows};
+use super::{POSITIONS, SPLIT};
+use crate::kernels::softmax::{cap, exponentials, keep};
 
-/// A block as the inner loops want it.
-pub(super) struct Block<'a> {
-    /// [key width, POSITIONS]
-    pub(super) keys: &'a [f32],
-    /// [POSITIONS, value width]
-    pub(super) values: &'a [f32],
+/// Queries that are handled together: as many as leave registers for what they share.
+pub(super) const fn widest<S: Isa>() -> usize {
+    if S::WIDE { 8 } else { 6 }
 }
 
 /// An empty result: no value, maximum -inf, sum 0.
@@ -23,94 +24,132 @@ pub(super) fn clear(partial: &mut [f32]) {
     partial[value] = f32::NEG_INFINITY;
 }
 
-/// `N` queries over the positions `seen` of one block. Each query's sums run in the same order for
-/// every `N`.
+/// Products of `N` queries, as columns `[width, N]`, with a block of keys `[width, POSITIONS]`, into
+/// the first floats of rows that lie [`SPLIT`] apart.
 #[inline(always)]
-pub(super) fn step<S: Isa, const N: usize>(
+pub(super) fn score<S: Isa, const N: usize>(
     s: S,
-    softcap: f32,
     queries: &[f32],
-    block: &Block<'_>,
-    seen: std::ops::Range<usize>,
-    weights: &mut [f32],
-    running: &mut [f32],
+    keys: &[f32],
+    scores: &mut [f32],
+    ahead: &mut Lines,
 ) {
-    let key = queries.len() / N;
-    let mut scores = [[s.splat(0.0); 2]; N];
-    for (d, keys) in block.keys.chunks_exact(POSITIONS).enumerate() {
-        // SAFETY: `keys` holds 32 floats.
-        let (low, high) = unsafe { (s.load(keys.as_ptr()), s.load(keys.as_ptr().add(LANES))) };
-        for (n, scores) in scores.iter_mut().enumerate() {
-            let q = s.splat(queries[n * key + d]);
-            scores[0] = s.fma(q, low, scores[0]);
-            scores[1] = s.fma(q, high, scores[1]);
+    if const { S::WIDE } {
+        score_part::<S, N, 2>(s, queries, keys, scores, ahead);
+    } else {
+        score_part::<S, N, 1>(s, queries, keys, scores, ahead);
+        score_part::<S, N, 1>(s, queries, &keys[LANES..], &mut scores[LANES..], &mut Lines::none());
+    }
+}
+
+/// The same with `V` vectors of positions.
+#[inline(always)]
+fn score_part<S: Isa, const N: usize, const V: usize>(
+    s: S,
+    queries: &[f32],
+    keys: &[f32],
+    scores: &mut [f32],
+    ahead: &mut Lines,
+) {
+    let queries = queries.as_chunks::<N>().0;
+    assert!(keys.len() + POSITIONS >= queries.len() * POSITIONS + V * LANES);
+    let mut sums = [[s.splat(0.0); V]; N];
+    for (d, queries) in queries.iter().enumerate() {
+        ahead.ask(s);
+        let mut key = [s.splat(0.0); V];
+        for (v, key) in key.iter_mut().enumerate() {
+            // SAFETY: asserted above.
+            *key = unsafe { s.load(keys.as_ptr().add(d * POSITIONS + v * LANES)) };
+        }
+        for (sums, q) in sums.iter_mut().zip(queries) {
+            let q = s.splat(*q);
+            for (sum, key) in sums.iter_mut().zip(key) {
+                *sum = s.fma(q, key, *sum);
+            }
         }
     }
-    let partial = running.len() / N;
-    let width = partial - LANES;
-    let mut keep = [s.splat(0.0); N];
-    for (n, [mut low, mut high]) in scores.into_iter().enumerate() {
-        let weights = &mut weights[n * POSITIONS..][..POSITIONS];
-        let tail = &mut running[n * partial + width..][..LANES];
-        if softcap > 0.0 {
-            low = s.mul(math::tanh(s, s.mul(low, s.splat(1.0 / softcap))), s.splat(softcap));
-            high = s.mul(math::tanh(s, s.mul(high, s.splat(1.0 / softcap))), s.splat(softcap));
-        }
-        if seen.len() < POSITIONS {
-            s.store_partial(&mut weights[..LANES], low);
-            s.store_partial(&mut weights[LANES..], high);
-            weights[..seen.start].fill(f32::NEG_INFINITY);
-            weights[seen.end..].fill(f32::NEG_INFINITY);
-            (low, high) = (s.load_partial(weights), s.load_partial(&weights[LANES..]));
-        }
-        let top = s.reduce_max(s.max(low, high)).max(tail[0]);
-        let kept = exp_one(s, tail[0] - top);
-        low = math::exp(s, s.sub(low, s.splat(top)));
-        high = math::exp(s, s.sub(high, s.splat(top)));
-        s.store_partial(&mut weights[..LANES], low);
-        s.store_partial(&mut weights[LANES..], high);
-        tail[0] = top;
-        tail[1] = tail[1] * kept + s.reduce_sum(s.add(low, high));
-        keep[n] = s.splat(kept);
-    }
-    for d in (0..width).step_by(2 * LANES) {
-        // Two vectors at a time where the width allows: sums that do not wait for each other.
-        if d + 2 * LANES <= width {
-            accumulate::<S, N, 2>(s, block, &seen, weights, running, &keep, d);
-        } else {
-            accumulate::<S, N, 1>(s, block, &seen, weights, running, &keep, d);
+    for (n, sums) in sums.into_iter().enumerate() {
+        let row = &mut scores[n * SPLIT..][..V * LANES];
+        for (row, sum) in row.chunks_exact_mut(LANES).zip(sums) {
+            s.store_partial(row, sum);
         }
     }
 }
 
-/// Scales `V` vectors of the running values from `d` on and adds the block's weighted values.
+/// Turns a query's scores of the positions `seen` of a split into weights; those beside them, up to
+/// whole vectors, become 0. Gives the largest score and the sum of weights.
 #[inline(always)]
-fn accumulate<S: Isa, const N: usize, const V: usize>(
+pub(super) fn weigh<S: Isa>(
     s: S,
-    block: &Block<'_>,
-    seen: &std::ops::Range<usize>,
+    softcap: f32,
+    scores: &mut [f32],
+    seen: Range<usize>,
+) -> (f32, f32) {
+    let first = seen.start / LANES * LANES;
+    let row = &mut scores[first..seen.end.next_multiple_of(LANES)];
+    cap(s, row, softcap);
+    keep(row, seen.start - first..seen.end - first);
+    exponentials(s, row)
+}
+
+/// Adds the weighted values `seen` of a block to `N` running results. Weights
+/// are the first floats of rows that lie [`SPLIT`] apart.
+#[inline(always)]
+pub(super) fn add_values<S: Isa, const N: usize, R: Rows>(
+    s: S,
     weights: &[f32],
+    values: R,
+    seen: Range<usize>,
     running: &mut [f32],
-    keep: &[S::F; N],
+    ahead: &mut Lines,
+) {
+    let width = running.len() / N - LANES;
+    let mut d = 0;
+    while d < width {
+        // Sums that do not wait for each other, as far as registers go.
+        if S::WIDE && d + 2 * LANES <= width {
+            add_part::<S, N, 2, R>(s, weights, values, seen.clone(), running, d, ahead);
+            d += 2 * LANES;
+        } else {
+            add_part::<S, N, 1, R>(s, weights, values, seen.clone(), running, d, ahead);
+            d += LANES;
+        }
+    }
+}
+
+/// The same for `V` vectors of values from `d` on.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "two call sites; it is inlined")]
+fn add_part<S: Isa, const N: usize, const V: usize, R: Rows>(
+    s: S,
+    weights: &[f32],
+    values: R,
+    seen: Range<usize>,
+    running: &mut [f32],
     d: usize,
+    ahead: &mut Lines,
 ) {
     let partial = running.len() / N;
     let width = partial - LANES;
+    assert!(seen.end <= POSITIONS && d + V * LANES <= width);
+    assert!(weights.len() >= (N - 1) * SPLIT + seen.end);
     let mut sums = [[s.splat(0.0); V]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
         for (v, sum) in sums.iter_mut().enumerate() {
-            *sum = s.mul(s.load_partial(&running[n * partial + d + v * LANES..]), keep[n]);
+            *sum = s.load_partial(&running[n * partial + d + v * LANES..]);
         }
     }
-    for j in seen.clone() {
-        let from = &block.values[j * width + d..][..V * LANES];
-        let mut values = [s.splat(0.0); V];
-        for (v, value) in values.iter_mut().enumerate() {
-            *value = s.load_partial(&from[v * LANES..]);
+    for j in seen {
+        ahead.ask(s);
+        let mut value = [s.splat(0.0); V];
+        for (v, value) in value.iter_mut().enumerate() {
+            // SAFETY: rows are as wide as results; the rest is asserted above.
+            *value = unsafe { values.lanes(s, j, d + v * LANES) };
         }
         for (n, sums) in sums.iter_mut().enumerate() {
-            let w = s.splat(weights[n * POSITIONS + j]);
-            for (sum, value) in sums.iter_mut().zip(values) {
+            // SAFETY: asserted above.
+            let w = s.splat(unsafe { *weights.get_unchecked(n * SPLIT + j) });
+            for (sum, value) in sums.iter_mut().zip(value) {
                 *sum = s.fma(w, value, *sum);
             }
         }
