@@ -118,19 +118,29 @@ pub(super) fn keep(row: &mut [f32], seen: Range<usize>) {
 #[inline(always)]
 pub(super) fn exponentials<S: Isa>(s: S, row: &mut [f32]) -> (f32, f32) {
     let never = f32::NEG_INFINITY;
-    let mut top = s.splat(never);
-    for part in row.chunks(LANES) {
-        top = s.max(top, s.load_padded(part, never));
+    // Whole vectors apart from the rest, which needs a copy.
+    let (whole, rest) = row.as_chunks_mut::<LANES>();
+    let mut top = s.load_padded(rest, never);
+    for lanes in whole.iter() {
+        top = s.max(top, s.load_partial(lanes));
     }
     let top = s.reduce_max(top);
-    let (least, zero) = (s.splat(f32::MIN), s.splat(0.0));
-    let mut sum = zero;
-    for part in row.chunks_mut(LANES) {
-        let x = s.load_padded(part, never);
-        // NaN is not hidden.
-        let e = s.select_gt(least, x, zero, math::exp(s, s.sub(x, s.splat(top))));
-        sum = s.add(sum, e);
-        s.store_partial(part, e);
+    let mut sum = s.splat(0.0);
+    for lanes in whole {
+        let weight = exponential(s, s.load_partial(lanes), top);
+        sum = s.add(sum, weight);
+        s.store_partial(lanes, weight);
+    }
+    if !rest.is_empty() {
+        let weight = exponential(s, s.load_padded(rest, never), top);
+        sum = s.add(sum, weight);
+        s.store_partial(rest, weight);
     }
     (top, s.reduce_sum(sum))
+}
+
+/// `exp(x - top)`, 0 for what is hidden, NaN for NaN.
+#[inline(always)]
+fn exponential<S: Isa>(s: S, x: S::F, top: f32) -> S::F {
+    s.select_gt(s.splat(f32::MIN), x, s.splat(0.0), math::exp(s, s.sub(x, s.splat(top))))
 }

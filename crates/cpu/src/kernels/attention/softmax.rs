@@ -131,12 +131,14 @@ fn add_part<S: Isa, const N: usize, const V: usize, R: Rows>(
 ) {
     let partial = running.len() / N;
     let width = partial - LANES;
-    assert!(seen.end <= POSITIONS && d + V * LANES <= width);
+    assert!(seen.end <= POSITIONS && d + V * LANES <= width && running.len() >= N * partial);
     assert!(weights.len() >= (N - 1) * SPLIT + seen.end);
+    let results = running.as_mut_ptr();
     let mut sums = [[s.splat(0.0); V]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
         for (v, sum) in sums.iter_mut().enumerate() {
-            *sum = s.load_partial(&running[n * partial + d + v * LANES..]);
+            // SAFETY: there are `N` results, and each has the elements, as asserted above.
+            *sum = unsafe { s.load(results.add(n * partial + d + v * LANES)) };
         }
     }
     for j in seen {
@@ -156,8 +158,8 @@ fn add_part<S: Isa, const N: usize, const V: usize, R: Rows>(
     }
     for (n, sums) in sums.iter().enumerate() {
         for (v, sum) in sums.iter().enumerate() {
-            let at = n * partial + d + v * LANES;
-            s.store_partial(&mut running[at..at + LANES], *sum);
+            // SAFETY: as above.
+            unsafe { s.store(results.add(n * partial + d + v * LANES), *sum) };
         }
     }
 }
