@@ -78,12 +78,12 @@ fn many_fits(call: &Call<'_>) -> bool {
 fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
     let bias = b.node.inputs.get(2).map(|_| 2);
-    Ok(Linear::new(b, weights, vec![bias], None, None))
+    Ok(Linear::boxed(b, weights, vec![bias], None, None))
 }
 
 fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
-    Ok(Linear::new(b, weights, vec![None], None, Some(2)))
+    Ok(Linear::boxed(b, weights, vec![None], None, Some(2)))
 }
 
 fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -94,7 +94,7 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let turned = is_turned(&b.node.op);
     let weights = ids.into_iter().map(|v| b.pack(v, turned)).collect::<Result<Vec<_>, _>>()?;
     let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
-    Ok(Linear::new(b, weights, biases, None, None))
+    Ok(Linear::boxed(b, weights, biases, None, None))
 }
 
 fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -106,7 +106,7 @@ fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         _ => Gate::Silu,
     };
     let residual = b.node.inputs.get(3).map(|_| 3);
-    Ok(Linear::new(b, weights, vec![None], Some(gate), residual))
+    Ok(Linear::boxed(b, weights, vec![None], Some(gate), residual))
 }
 
 #[derive(Debug)]
@@ -125,7 +125,7 @@ struct Linear {
 }
 
 impl Linear {
-    fn new(
+    fn boxed(
         b: &Build<'_>,
         weights: Vec<Arc<PackedMatrix>>,
         biases: Vec<Option<usize>>,
