@@ -148,6 +148,13 @@ ENCODERS = {
         **decoder(head_dim=14, sliding_window=10, query_pre_attn_scalar=14,
                   use_bidirectional_attention=True,
                   layer_types=["sliding_attention", "full_attention"]))),
+    # A head for words that is the embedding, and one that is not and has a bias of its own.
+    "eurobert-masked": (tf.EuroBertForMaskedLM, tf.EuroBertConfig(
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=1, num_attention_heads=3,
+        num_key_value_heads=3, intermediate_size=20, max_position_embeddings=99, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, mask_token_id=4, tie_word_embeddings=True)),
+    "bert-untied": (tf.BertForMaskedLM, tf.BertConfig(
+        **bert(num_hidden_layers=1, tie_word_embeddings=False))),
 }
 # Padding on the left, tokens in the middle that are hidden, padding ids among the tokens.
 HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean", "eurobert-late", "mpnet", "t5",
@@ -155,6 +162,7 @@ HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean
 HALF = {
     "qwen3-rerank": torch.bfloat16, "gemma2-pair": torch.bfloat16, "llama-tags": torch.float16,
     "mistral-gaps": torch.bfloat16, "gemma3-both-ways": torch.bfloat16,
+    "eurobert-masked": torch.bfloat16, "bert-untied": torch.bfloat16,
     "deberta-conv": torch.bfloat16,
     "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
     "eurobert-late": torch.bfloat16, "nomic-masked": torch.bfloat16,

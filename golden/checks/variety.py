@@ -297,6 +297,8 @@ def text_inputs(config, rng, two_towers=False):
     # What some references make of hidden first tokens depends on the padding of the batch.
     if config.model_type in ("deberta-v2", "siglip_text_model", "siglip2_text_model", "clip_text_model") or two_towers:
         style = pick(rng, "none", "right")
+    if config.model_type == "modernbert" and style == "left":
+        style = "right"  # a first token whose window is hidden sees nothing
     for row in range(rows):
         keep = int(rng.integers(1, width + 1))
         if style == "right":

@@ -116,6 +116,8 @@ encoders! {
     mistral_with_gaps_and_a_window "mistral-gaps";
     gemma3_both_ways "gemma3-both-ways";
     gte_as_published "gte-new";
+    eurobert_masked_tied "eurobert-masked";
+    bert_masked_untied "bert-untied";
 }
 
 #[test]

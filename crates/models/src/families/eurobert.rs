@@ -168,7 +168,12 @@ fn graph(config: &Config, m: &mut Encoder) -> Result<(), ModelError> {
             if config.pooling == Pooling::Late { m.mean(logits)? } else { logits } // [R, labels]
         }
         Head::Token => m.linear(x, "classifier", config.labels.len())?, // [T, labels]
-        Head::Words => m.linear(x, "lm_head", vocab_size)?,             // [T, vocab]
+        Head::Words => {
+            let own = "lm_head.weight";
+            let words = if m.weights.has(own) { own } else { &table };
+            let bias = Some("lm_head.bias").filter(|bias| m.weights.has(bias));
+            m.unembed(x, words, vocab_size, bias)? // [T, vocab]
+        }
     };
     m.output(inputs::LOGITS, logits);
     Ok(())
