@@ -35,6 +35,7 @@ pub mod math;
 mod neon;
 mod pairs;
 mod portable;
+mod words;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -44,6 +45,7 @@ pub use isa::{Isa, LANES, SimdOp, fold_every};
 pub use neon::Neon;
 pub use pairs::{PairOp, Pairs};
 pub use portable::Portable;
+pub use words::transpose_words;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512Vnni};
 

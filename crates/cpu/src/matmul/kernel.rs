@@ -340,6 +340,9 @@ pub(super) unsafe fn streamed<S: Isa, C: Codec>(
 ) {
     let end = first_row + rows;
     for first in (first_row..end).step_by(WIDE_ROWS) {
+        for row in first..(first + WIDE_ROWS).min(end) {
+            sink.ask(s, tile, row);
+        }
         let mut acc = [s.splat(0.0); WIDE_ROWS];
         // SAFETY: rows are padded to whole groups; a second group is read where there is one; the
         // rest is the caller's contract.
@@ -395,7 +398,10 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
     for first in (0..x.blocks()).step_by(STRETCH) {
         let blocks = STRETCH.min(x.blocks() - first);
         let next = w.bytes_of(first + blocks, STRETCH.min(x.blocks() - first - blocks));
-        let stretch = Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums, next };
+        // Results are asked for while the last products are computed.
+        let results = (first + blocks == x.blocks()).then_some((sink, tile));
+        let stretch =
+            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums, next, results };
         // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
         // caller's contract.
         unsafe {
@@ -426,13 +432,21 @@ struct Stretch<'a> {
     sums: *mut f32,
     /// What will be unpacked next, and its bytes.
     next: (*const u8, usize),
+    /// Where results go after the last stretch.
+    results: Option<(&'a Sink<'a>, usize)>,
 }
 
 impl Stretch<'_> {
-    /// Asks for a share of what will be unpacked next, one of as many as there are groups
-    /// of rows, so that they arrive while this stretch is multiplied.
+    /// Asks for a share of what will be unpacked next or of results, one of as many as there are
+    /// groups of rows, so that they arrive while this stretch is multiplied.
     #[inline(always)]
     fn ask_next<S: Isa>(&self, s: S, group: usize) {
+        if let Some((sink, tile)) = self.results {
+            let first = group * INTERLEAVE;
+            for row in first..(first + INTERLEAVE).min(self.rows) {
+                sink.ask(s, tile, self.first_row + row);
+            }
+        }
         let groups = self.rows.div_ceil(INTERLEAVE);
         let (start, bytes) = self.next;
         let lines = bytes / CACHE_LINE;

@@ -57,6 +57,16 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
+    /// Asks for what [`Sink::put`] will write and read.
+    #[inline(always)]
+    pub(super) fn ask<S: Isa>(&self, s: S, tile: usize, row: usize) {
+        let at = row * self.out.stride + tile * ROWS;
+        s.prefetch(self.out.start.wrapping_add(at).cast());
+        if let Some(residual) = self.epilogue.residual {
+            s.prefetch(residual.as_ptr().wrapping_add(at).cast());
+        }
+    }
+
     /// # Safety
     /// `tile` is a tile of the weights and `row` a row of the input; nobody else accesses the
     /// output there.

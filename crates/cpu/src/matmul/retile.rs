@@ -1,6 +1,9 @@
 //! From the file's rows of blocks to tiles (see [`super::codec`]). Codes are moved in pieces of 4
 //! bytes; only bits apart from their codes and packed scales are rearranged.
 
+use std::ops::Range;
+
+use cyb_simd::transpose_words;
 use cyb_tensor::DType;
 
 use super::codec::{self, Layout, ROWS, STEP};
@@ -33,7 +36,8 @@ struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// The native blocks `from..` of 4-byte pieces of every row become steps `step..` of a plane.
+    /// The native blocks `from..` of 4-byte pieces of every row become steps `step..` of a plane;
+    /// `count` is a multiple of 4. Squares of 4 pieces of 4 rows are turned in registers.
     fn pieces(
         &mut self,
         plane: usize,
@@ -44,10 +48,14 @@ impl Span<'_> {
     ) {
         let start = self.planes[plane] + step * STEP;
         let out = &mut self.bytes[start..start + count * STEP];
-        let rows = rows.map(|row| &row[from..from + 4 * count]);
-        for (i, out) in out.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
-            for (r, row) in rows.iter().enumerate() {
-                out[4 * r..4 * r + 4].copy_from_slice(&row[4 * i..4 * i + 4]);
+        let rows = rows.map(|row| row[from..from + 4 * count].as_chunks::<16>().0);
+        for (i, out) in out.as_chunks_mut::<{ 4 * STEP }>().0.iter_mut().enumerate() {
+            for (four, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
+                let turned = transpose_words(rows.each_ref().map(|row| &row[i]));
+                for (piece, turned) in turned.iter().enumerate() {
+                    let at = piece * STEP + four * 16;
+                    out[at..at + 16].copy_from_slice(turned);
+                }
             }
         }
     }
@@ -65,51 +73,71 @@ impl Span<'_> {
         self.bytes[self.planes[plane] + index * ROWS + row] = value;
     }
 
-    /// Four bytes of every row: step `step` of a plane.
-    fn step(&mut self, plane: usize, step: usize, of_row: impl Fn(usize) -> [u8; 4]) {
-        let start = self.planes[plane] + step * STEP;
-        for (r, out) in self.bytes[start..start + STEP].as_chunks_mut().0.iter_mut().enumerate() {
-            *out = of_row(r);
-        }
-    }
-
-    /// The 32 high bits of a block become a step: bit `4g + j` of a row to bit `g` of byte `j`.
-    fn high_bits(&mut self, plane: usize, block: usize, rows: &[&[u8]; ROWS], from: usize) {
-        let start = self.planes[plane] + block * STEP;
+    /// Some bytes of every row: elements from the first of a plane of bytes.
+    fn bytes<R: AsRef<[u8]>>(&mut self, plane: usize, rows: &[R; ROWS], range: Range<usize>) {
+        let start = self.planes[plane];
+        let out = &mut self.bytes[start..start + range.len() * ROWS];
         for (r, row) in rows.iter().enumerate() {
-            let bits = u32::from_le_bytes([row[from], row[from + 1], row[from + 2], row[from + 3]]);
-            for j in 0..4 {
-                self.bytes[start + 4 * r + j] = every_fourth_bit(bits >> j);
+            let row = &row.as_ref()[range.clone()];
+            for (out, &byte) in out[r..].iter_mut().step_by(ROWS).zip(row) {
+                *out = byte;
             }
         }
     }
+
+    /// Four bytes of every row: step `step` of a plane.
+    fn step(&mut self, plane: usize, step: usize, of_rows: [u32; ROWS]) {
+        let start = self.planes[plane] + step * STEP;
+        let out = &mut self.bytes[start..start + STEP];
+        out.copy_from_slice(of_rows.map(u32::to_le_bytes).as_flattened());
+    }
 }
 
-/// Fields of `WIDTH` bits from bit `from` of every byte of `pieces`, side by side, the first lowest.
-fn gathered<const WIDTH: usize>(pieces: &[u8], from: usize) -> [u8; 4] {
+/// The 4 bytes from `from` on of every row.
+fn column(rows: &[&[u8]; ROWS], from: usize) -> [u32; ROWS] {
+    rows.map(|row| u32::from_le_bytes([0, 1, 2, 3].map(|i| row[from + i])))
+}
+
+/// Fields of `WIDTH` bits from bit `from` of every byte of the pieces, side by side, the first lowest.
+fn gathered<const WIDTH: usize>(pieces: &[[u32; ROWS]], from: usize) -> [u32; ROWS] {
     let mask = u32::from_le_bytes([((1u16 << WIDTH) - 1) as u8; 4]);
-    let mut out = 0;
-    for (g, piece) in pieces.as_chunks::<4>().0.iter().enumerate() {
-        out |= (u32::from_le_bytes(*piece) >> from & mask) << (g * WIDTH);
+    let mut out = [0; ROWS];
+    for (g, piece) in pieces.iter().enumerate() {
+        for (out, piece) in out.iter_mut().zip(piece) {
+            *out |= (piece >> from & mask) << (g * WIDTH);
+        }
     }
-    out.to_le_bytes()
+    out
+}
+
+/// High bits of the 32 values of a block: bit `4g + j` goes to bit `g` of byte `j`.
+fn high_bits(bits: [u32; ROWS]) -> [u32; ROWS] {
+    let mut out = [0; ROWS];
+    for j in 0..4 {
+        for (out, bits) in out.iter_mut().zip(bits) {
+            *out |= every_fourth_bit(bits >> j) << (8 * j);
+        }
+    }
+    out
 }
 
 /// Bits 0, 4, 8, … 28 side by side.
-fn every_fourth_bit(bits: u32) -> u8 {
+fn every_fourth_bit(bits: u32) -> u32 {
     let v = bits & 0x1111_1111;
     let v = (v | v >> 3) & 0x0303_0303;
     let v = (v | v >> 6) & 0x000f_000f;
-    (v | v >> 12) as u8
+    (v | v >> 12) & 0xff
 }
 
-/// The 6-bit scale and minimum of block `j` of `Q4_K` and `Q5_K`.
-fn scale_and_min(packed: &[u8], j: usize) -> (u8, u8) {
-    if j < 4 {
-        (packed[j] & 63, packed[j + 4] & 63)
-    } else {
-        (packed[j + 4] & 15 | (packed[j - 4] >> 6) << 4, packed[j + 4] >> 4 | (packed[j] >> 6) << 4)
-    }
+/// The 6-bit scales, then the minima, of the 8 blocks of a superblock of `Q4_K` or `Q5_K`.
+fn scales_and_mins(packed: &[u8; 12]) -> [u8; 16] {
+    let word = |i: usize| u32::from_le_bytes([0, 1, 2, 3].map(|j| packed[4 * i + j]));
+    let (scales, mins, fours) = (word(0), word(1), word(2));
+    let six = 0x3f3f_3f3f;
+    let high = |w: u32| (w >> 6 & 0x0303_0303) << 4;
+    let last = [fours & 0x0f0f_0f0f | high(scales), fours >> 4 & 0x0f0f_0f0f | high(mins)];
+    let words = [scales & six, last[0], mins & six, last[1]].map(u32::to_le_bytes);
+    std::array::from_fn(|i| words[i / 4][i % 4])
 }
 
 /// Writes a tile of `blocks` 32-blocks. `rows` are 16 native rows of so many.
@@ -140,13 +168,13 @@ pub(super) fn tile(
             }
             DType::Q5_0 => {
                 t.halves(0, b, rows, at);
-                t.high_bits(1, b, rows, at + 2);
+                t.step(1, b, high_bits(column(rows, at + 2)));
                 t.pieces(2, 4 * b, rows, at + 6, 4);
             }
             DType::Q5_1 => {
                 t.halves(0, b, rows, at);
                 t.halves(1, b, rows, at + 2);
-                t.high_bits(2, b, rows, at + 4);
+                t.step(2, b, high_bits(column(rows, at + 4)));
                 t.pieces(3, 4 * b, rows, at + 8, 4);
             }
             DType::Q8_0 => {
@@ -162,11 +190,7 @@ pub(super) fn tile(
             DType::Q2_K => {
                 t.halves(0, 0, rows, at + 80);
                 t.halves(1, 0, rows, at + 82);
-                for (r, row) in rows.iter().enumerate() {
-                    for g in 0..16 {
-                        t.byte(2, g, r, row[at + g]);
-                    }
-                }
+                t.bytes(2, &rows.map(|row| &row[at..at + 16]), 0..16);
                 t.pieces(3, 0, rows, at + 16, 16);
             }
             DType::Q3_K => {
@@ -179,11 +203,11 @@ pub(super) fn tile(
                         t.byte(1, g, r, packed.wrapping_sub(32));
                     }
                 }
+                let bits: [_; 8] = std::array::from_fn(|i| column(rows, at + 4 * i));
                 for four in 0..2 {
                     let plane = 12 * four;
                     for (j, step) in codec::BITS_OF_Q3.into_iter().enumerate() {
-                        let bits = |r: usize| &rows[r][at..at + 32];
-                        t.step(2, plane + step, |r| gathered::<1>(bits(r), 4 * four + j));
+                        t.step(2, plane + step, gathered::<1>(&bits, 4 * four + j));
                     }
                     t.pieces(2, plane + 1, rows, at + 32 + 32 * four, 8);
                 }
@@ -191,19 +215,17 @@ pub(super) fn tile(
             DType::Q4_K | DType::Q5_K => {
                 t.halves(0, 0, rows, at);
                 t.halves(1, 0, rows, at + 2);
-                for (r, row) in rows.iter().enumerate() {
-                    for j in 0..8 {
-                        let (scale, min) = scale_and_min(&row[at + 4..at + 16], j);
-                        t.byte(2, j, r, scale);
-                        t.byte(3, j, r, min);
-                    }
-                }
+                let packed = rows.map(|row| {
+                    scales_and_mins(row[at + 4..].first_chunk().expect("a superblock has more"))
+                });
+                t.bytes(2, &packed, 0..8);
+                t.bytes(3, &packed, 8..16);
                 if dtype == DType::Q5_K {
+                    let bits: [_; 8] = std::array::from_fn(|i| column(rows, at + 16 + 4 * i));
                     for two in 0..4 {
                         let plane = 10 * two;
                         for j in 0..2 {
-                            let bits = |r: usize| &rows[r][at + 16..at + 48];
-                            t.step(4, plane + j, |r| gathered::<1>(bits(r), 2 * two + j));
+                            t.step(4, plane + j, gathered::<1>(&bits, 2 * two + j));
                         }
                         t.pieces(4, plane + 2, rows, at + 48 + 32 * two, 8);
                     }
@@ -213,18 +235,14 @@ pub(super) fn tile(
             }
             DType::Q6_K => {
                 t.halves(0, 0, rows, at + 208);
-                for (r, row) in rows.iter().enumerate() {
-                    for g in 0..16 {
-                        t.byte(1, g, r, row[at + 192 + g]);
-                    }
-                }
+                t.bytes(1, &rows.map(|row| &row[at + 192..at + 208]), 0..16);
                 for four in 0..2 {
                     let plane = 24 * four;
-                    for (j, first) in codec::BITS_OF_Q6.into_iter().enumerate() {
-                        for half in 0..2 {
-                            let from = at + 128 + 32 * four + 16 * half;
-                            let bits = |r: usize| &rows[r][from..from + 16];
-                            t.step(2, plane + first + half, |r| gathered::<2>(bits(r), 2 * j));
+                    for half in 0..2 {
+                        let from = at + 128 + 32 * four + 16 * half;
+                        let bits: [_; 4] = std::array::from_fn(|i| column(rows, from + 4 * i));
+                        for (j, first) in codec::BITS_OF_Q6.into_iter().enumerate() {
+                            t.step(2, plane + first + half, gathered::<2>(&bits, 2 * j));
                         }
                     }
                     for odd in 0..2 {
