@@ -69,7 +69,8 @@ impl Default for ZeroShot {
 impl Model {
     /// The vectors of texts, as sentence-transformers makes them: pooled and normalized as the
     /// model's own `modules.json` says, by the mean without one. A text's vector does not depend on
-    /// the other texts.
+    /// the other texts. A decoder without stages of its own must be loaded for it
+    /// ([`crate::Purpose::Sequences`]).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), cyb_llm::Error> {
@@ -113,6 +114,18 @@ impl Model {
     }
 
     /// Scores of every label of a classifier for each text or pair of texts, the best first.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), cyb_llm::Error> {
+    /// let runtime = cyb_llm::Runtime::new(cyb_llm::Config::auto())?;
+    /// let model = runtime.load("distilbert-base-uncased-finetuned-sst-2-english")?;
+    /// let texts = [("What a day!", None), ("It rains again.", None)];
+    /// for scores in model.classify(&texts, Default::default())? {
+    ///     println!("{} {:.3}", scores[0].label, scores[0].score);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The model is no classifier of whole texts, or a text is longer than it takes.
@@ -246,6 +259,17 @@ impl Model {
 
     /// How well each document answers a query, by a model that reads both together; in the order of
     /// the documents.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), cyb_llm::Error> {
+    /// let runtime = cyb_llm::Runtime::new(cyb_llm::Config::auto())?;
+    /// let model = runtime.load("ms-marco-MiniLM-L6-v2")?;
+    /// let documents = ["Paris is the capital of France.", "Cats sleep a lot."];
+    /// let scores = model.rerank("What is the capital of France?", &documents, Default::default())?;
+    /// assert!(scores[0] > scores[1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The model has more than one label, or a document is too long.

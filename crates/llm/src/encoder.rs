@@ -15,6 +15,9 @@ use crate::{Cancel, Error};
 /// in the cache. A longer sequence has a run of its own.
 const PACK: usize = 1024;
 
+/// Bytes of logits of a run of several sequences: those of a vocabulary are many for each token.
+const LOGIT_BYTES: usize = 256 << 20;
+
 /// A tokenized text or pair of texts, or a picture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Sequence {
@@ -71,6 +74,8 @@ pub(crate) struct EncoderRunner {
     outputs: [Option<usize>; 4],
     symbols: [Option<usize>; SYMBOLS.len()],
     bound: Vec<usize>,
+    /// Tokens of a run where logits are wanted.
+    pack_with_logits: usize,
     /// The largest sizes that there is memory for.
     limits: [usize; SYMBOLS.len()],
     copied: [Vec<f32>; 4],
@@ -115,23 +120,27 @@ const SYMBOLS: [&str; 6] = ["T", "B", "R", "P", "W", "L"];
 
 impl EncoderRunner {
     pub(crate) fn new(executor: &Arc<Executor>) -> Result<EncoderRunner, Error> {
-        let inputs = executor.inputs().enumerate().filter_map(|(i, (name, _))| {
+        let ports = executor.inputs().enumerate().filter_map(|(i, (name, _))| {
             let port = PORTS.iter().find(|(known, _)| *known == name)?;
             Some((i, port.1))
         });
-        let inputs = inputs.collect();
+        let ports = ports.collect();
         let outputs = OUTPUTS.map(|name| executor.outputs().position(|(n, _)| n == name));
         let symbols = SYMBOLS.map(|name| executor.symbols().index(name));
+        let logits = executor.outputs().find(|(name, _)| *name == inputs::LOGITS);
+        let width = logits.and_then(|(_, fact)| fact.shape.last()?.known()).unwrap_or(1).max(1);
+        let pack_with_logits = (LOGIT_BYTES / size_of::<f32>() / width).clamp(1, PACK);
         let limits = [1, 2, 1, 1, 1, 1];
         let mut bound = vec![1; executor.symbols().len()];
         set(&mut bound, symbols, limits);
         let running = executor.start(&bound)?;
         Ok(EncoderRunner {
             running,
-            inputs,
+            inputs: ports,
             outputs,
             symbols,
             bound,
+            pack_with_logits,
             limits,
             copied: Default::default(),
         })
@@ -159,6 +168,7 @@ impl EncoderRunner {
         cancel: &Cancel,
         sink: &mut dyn FnMut(usize, Outputs<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let most = if wanted.logits { self.pack_with_logits } else { PACK };
         let mut first = 0;
         while first < sequences.len() {
             if cancel.is_set() {
@@ -167,7 +177,7 @@ impl EncoderRunner {
             let mut tokens = 0;
             let fits = |s: &&Sequence| {
                 tokens += s.ids.len();
-                tokens <= PACK
+                tokens <= most
             };
             let count = sequences[first..].iter().take_while(fits).count().max(1);
             let pack = &sequences[first..first + count];
@@ -203,6 +213,8 @@ impl EncoderRunner {
             }
             first += count;
         }
+        // They may be large, and are wanted rarely.
+        self.copied[2] = Vec::new();
         Ok(())
     }
 

@@ -85,7 +85,7 @@ impl TowerOutputs {
 
     /// The outputs of a model that is this encoder alone, which calls its vectors `embeds`.
     pub(crate) fn alone(
-        self,
+        mut self,
         embeds: &str,
         outputs: &mut IndexMap<String, Tensor>,
     ) -> Result<(), Error> {
@@ -98,6 +98,8 @@ impl TowerOutputs {
             let shape =
                 if self.per_token { vec![rows, tokens, labels] } else { vec![rows, labels] };
             put("logits", shape, &self.logits)?;
+            // They may be as large as a model.
+            self.logits = Vec::new();
         }
         if self.projected {
             put(embeds, vec![rows, width], &self.embeds)?;
