@@ -31,6 +31,14 @@ pub(crate) struct Folded {
     pub(crate) other: Option<ValueId>,
 }
 
+/// A gate and its `up`, made by one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) activation: Activation,
+    /// Which of the step's two products is the gate.
+    pub(crate) gate: usize,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Folds {
     /// Nodes that have no step of their own.
@@ -39,8 +47,8 @@ pub(crate) struct Folds {
     pub(crate) before: HashMap<ValueId, Folded>,
     /// By number of the attention's node.
     pub(crate) attention: HashMap<usize, RopeStore>,
-    /// Products whose two outputs become one, the gated activation in place of the first.
-    pub(crate) paired: HashMap<usize, Activation>,
+    /// Products whose two outputs become one, the gated activation in place of the gate.
+    pub(crate) paired: HashMap<usize, Pair>,
     /// Products that read one of those.
     pub(crate) gated: HashSet<usize>,
 }
@@ -95,8 +103,8 @@ pub(crate) fn fold(graph: &Graph, live: &[bool], traced: bool) -> Folds {
                 }
             }
             "gated_linear" if !traced => {
-                if let Some((products, activation)) = paired(&readers, i, node) {
-                    folds.paired.insert(products, activation);
+                if let Some((products, pair)) = paired(&readers, i, node) {
+                    folds.paired.insert(products, pair);
                     folds.gated.insert(i);
                 }
             }
@@ -107,16 +115,18 @@ pub(crate) fn fold(graph: &Graph, live: &[bool], traced: bool) -> Folds {
 }
 
 /// The `linear_many` that makes a gate and its `up` and nothing else.
-fn paired(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(usize, Activation)> {
+fn paired(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(usize, Pair)> {
     let (gate, up) = (node.inputs[0], node.inputs[1]);
     let (number, products) = readers.jet(gate, "linear_many")?;
     let weights = [1, 2].map(|i: usize| readers.graph.fact(products.inputs[i]));
-    let alike = products.outputs == [gate, up]
+    let first = products.outputs.iter().position(|&v| v == gate)?;
+    let alike = products.outputs.len() == 2
+        && products.outputs[1 - first] == up
         && weights[0] == weights[1]
         && readers.only(gate, index)
         && readers.only(up, index);
     let name = attrs_of(&node.op).text("activation").ok()?;
-    alike.then(|| (number, Activation::named(name)))
+    alike.then(|| (number, Pair { activation: Activation::named(name), gate: first }))
 }
 
 fn before(readers: &Readers<'_>, node: &Node) -> Option<Folded> {
@@ -172,9 +182,14 @@ fn rope_store(readers: &Readers<'_>, index: usize, node: &Node) -> Option<(RopeS
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use cyb_exec::{Backend, Call, ExecError, Kernel, PlanMode, Program, optimize};
     use cyb_ir::{Attrs, Builder, Fact};
-    use cyb_jets::{ADD, GATED_LINEAR, KV_CACHE, LINEAR, LINEAR_MANY, RMSNORM, ROPE, SDPA_PAGED};
-    use cyb_tensor::DType;
+    use cyb_jets::{
+        ADD, GATED_LINEAR, KV_CACHE, LINEAR, LINEAR_MANY, RMSNORM, ROPE, SDPA_PAGED, SWIGLU,
+    };
+    use cyb_tensor::{DType, Tensor};
 
     use super::*;
 
@@ -222,9 +237,70 @@ mod tests {
             let graph = b.finish();
             let folds = fold(&graph, &[true; 2], traced);
             let folded = !traced && !seen;
-            assert_eq!(folds.paired.get(&0), folded.then_some(&Activation::Silu));
+            let pair = Pair { activation: Activation::Silu, gate: 0 };
+            assert_eq!(folds.paired.get(&0), folded.then_some(&pair));
             assert_eq!(folds.gated.contains(&1), folded);
         }
+    }
+
+    /// The table of kernels, without a GPU.
+    #[derive(Debug)]
+    struct Table;
+
+    impl Backend for Table {
+        fn name(&self) -> &'static str {
+            "table"
+        }
+        fn device(&self) -> String {
+            String::new()
+        }
+        fn kernel(&self, call: &Call<'_>) -> Option<Kernel> {
+            crate::program::find(call)
+        }
+        fn runs_atoms(&self) -> bool {
+            false
+        }
+        fn prepare(&self, _: Graph, _: PlanMode) -> Result<Box<dyn Program>, ExecError> {
+            unreachable!("nothing is run")
+        }
+    }
+
+    #[test]
+    fn a_feed_forward_block_is_two_products() {
+        let mut b = Builder::new();
+        let x = b.input("x", f32s(&[3, 256]));
+        let mut weight = |name: &str, shape: &[usize]| {
+            let tensor = Tensor::from_f32(shape.to_vec(), &vec![0.5; shape.iter().product()]);
+            b.weight(name, tensor.unwrap())
+        };
+        let norm = weight("norm", &[256]);
+        let (gate, up) = (weight("gate", &[512, 256]), weight("up", &[512, 256]));
+        let down = weight("down", &[256, 512]);
+        let h = b.jet(&RMSNORM, Attrs::new().with("eps", 1e-5), &[x, norm]).unwrap();
+        let g = b.jet(&LINEAR, Attrs::new(), &[h, gate]).unwrap();
+        let u = b.jet(&LINEAR, Attrs::new(), &[h, up]).unwrap();
+        let s = b.jet(&SWIGLU, Attrs::new(), &[g, u]).unwrap();
+        let d = b.jet(&LINEAR, Attrs::new(), &[s, down]).unwrap();
+        let y = b.jet(&ADD, Attrs::new(), &[x, d]).unwrap();
+        b.output("y", y);
+        let (graph, _) = optimize(b.finish(), &[Arc::new(Table)], false).unwrap();
+        let (_, live) = graph.live();
+        let folds = fold(&graph, &live, false);
+        let names: Vec<&str> = graph
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| live[*i] && !folds.gone.contains(i))
+            .map(|(_, node)| node.op.name())
+            .collect();
+        assert_eq!(names, ["linear_many", "gated_linear"]);
+        // The fusion of products may put `up` first.
+        let products = graph.nodes.iter().position(|n| n.op.name() == "linear_many").unwrap();
+        let pair = folds.paired[&products];
+        assert_eq!(pair.activation, Activation::Silu);
+        let gated = graph.nodes.iter().find(|n| n.op.name() == "gated_linear").unwrap();
+        assert_eq!(graph.nodes[products].outputs[pair.gate], gated.inputs[0]);
+        assert_eq!(folds.gated.len(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use cyb_ir::{Node, ValueId};
 use cyb_tensor::DType;
 
 use crate::driver::{CudaError, Function, Launch, Memory, Parameter};
-use crate::fold::Folded;
+use crate::fold::{Folded, Pair};
 use crate::op::{Activation, Before, Build, Needs, Op, Operand, Row, Scratch, attrs_of, per_row};
 use crate::pack::{Kind, Rows, TILE, pack};
 use crate::wide::{self, DENSE_FROM, DENSE_TOKENS, SPLIT_UP_TO, Wide};
@@ -143,12 +143,12 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// The step of a node. What it takes over has its own second operand, where it has one, as the
-    /// step's last input. With `paired` the step's two products become one gated activation.
+    /// step's last input. With `pair` the step's two products become one gated activation.
     pub(crate) fn build(
         b: &mut Build<'_>,
         node: &Node,
         folded: Option<&Folded>,
-        paired: Option<Activation>,
+        pair: Option<Pair>,
     ) -> Result<Linear, ExecError> {
         let call = Call::of(b.graph, node);
         let last = node.inputs.len();
@@ -156,7 +156,7 @@ impl Linear {
         let mut other = folded.and_then(|f| f.other).map(|_| last);
         let inputs = last + usize::from(other.is_some());
         let mut residual = None;
-        let (weights, biases): (Vec<usize>, Vec<Option<usize>>) = match node.op.name() {
+        let (mut weights, mut biases): (Vec<usize>, Vec<Option<usize>>) = match node.op.name() {
             "linear_add" => {
                 residual = Some(2);
                 (vec![1], vec![None])
@@ -179,6 +179,12 @@ impl Linear {
             }
             _ => (vec![1], vec![(last > 2).then_some(2)]),
         };
+        if let Some(pair) = pair {
+            // The gate comes first.
+            weights.swap(0, pair.gate);
+            biases.swap(0, pair.gate);
+        }
+        let paired = pair.map(|p| p.activation);
         let device = b.device;
         let mut matrices: Vec<(DType, Vec<(ValueId, Product)>)> = Vec::new();
         for (out, (&weight, bias)) in weights.iter().zip(biases).enumerate() {

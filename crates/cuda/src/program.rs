@@ -297,10 +297,9 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
         let gated = Folded { before: Before::Plain, x: node.inputs[0], other: None };
         let before = before.or(folds.gated.contains(&index).then_some(&gated));
         let paired = folds.paired.get(&index).copied();
-        if paired.is_some() {
-            for v in writes.drain(1..) {
-                m.places.insert(v, Place::Nowhere);
-            }
+        if let Some(pair) = paired {
+            let up = writes.swap_remove(1 - pair.gate);
+            m.places.insert(up, Place::Nowhere);
         }
         let rope = folds.attention.get(&index);
         if let Some(before) = before {
