@@ -7,9 +7,9 @@
 //   SCALES  how scales are stored, in packed.cuh
 //   PLANES  2 where float weights need two f16 each
 //
-// A product of codes is exact. The eight warps of a block take the chunks of a row in turn; of the
-// groups of a chunk every unit has a sum of its own in each warp. These are added in their order, so
-// what a token gets does not depend on how many tokens there are.
+// A product of codes is exact. A row is cut in `splits` parts; the eight warps of a block take the
+// chunks of a part in turn; of the groups of a chunk every unit has a sum of its own in each warp.
+// These are added in their order, so what a token gets does not depend on how many tokens there are.
 
 #include "packed.cuh"
 #include "rows.cuh"
@@ -32,22 +32,48 @@ struct Walk {
     }
 };
 
-// A warp's records on their way: chunks `warp`, `warp + 8`... of every tile of the walk.
+// A warp's records on their way: of every tile of the walk the chunks from `begin` to `end`, in parts
+// of `each`; of a part the `warp`-th and every eighth after it.
 struct Stream {
     u32 ring;
-    int next_tile, next_chunk, slot;
+    int begin, end, each;
+    int next_tile, part, next_chunk, slot;
 
     __device__ __forceinline__ void ask(const Matrix &m, const Walk &walk, int warp, int lane) {
         int tile = walk.tile(next_tile);
-        if (tile < m.tiles && warp < m.chunks) {
+        if (tile < m.tiles && warp < each && begin + warp < end) {
             copy_record(ring + slot * RECORD, m, tile, next_chunk, lane);
             next_chunk += WARPS;
-            if (next_chunk >= m.chunks) next_chunk = warp, next_tile++;
+            if (next_chunk >= min(part + each, end)) part += each, next_chunk = part + warp;
+            if (next_chunk >= end) part = begin, next_chunk = begin + warp, next_tile++;
         }
         commit_copies();
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
     }
 };
+
+__device__ __forceinline__ Stream stream_of(const u8 *ring, int begin, int end, int each, int warp) {
+    return {shared_address(ring), begin, end, each, 0, begin, begin + warp, 0};
+}
+
+// Blocks that do the parts of the same rows are a cluster; all of them wait here for each other.
+__device__ __forceinline__ void meet_cluster() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// What block `rank` of the cluster has where this one has `*own`.
+__device__ __forceinline__ float of_block(const float *own, int rank) {
+    float value = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+#endif
+    return value;
+}
 
 // 2^23 + 2^22: an integer added to its bits is added to its value.
 #define MAGIC 0x4b400000
@@ -86,26 +112,33 @@ __device__ __forceinline__ void multiply(float d[4], const uint4 &a, const uint2
 // One token. The columns of the tensor cores' second operand are the groups of a chunk: column n has
 // group n of the row and zeros for all others, so that one accumulator collects the products of
 // eight groups apart. With float weights column 0 has the row's high halves and column 1 the low.
-// The row is plain or normed with a weight; `k` is a multiple of 4.
+// The row is plain or normed with a weight; `k` is a multiple of 4. Where a row has parts, each block
+// of a cluster does one of them, and the first block puts what all have together; such rows are plain.
 extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     Matrix m, Source s, int k, Targets to) {
     __shared__ float scratch[32];
     __shared__ float sums[2][WARPS][16];
+    __shared__ float part_sums[2][16];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    int part = (int)blockIdx.x % m.splits, each = (m.chunks + m.splits - 1) / m.splits;
+    int chunk0 = min(part * each, m.chunks), chunk1 = min(chunk0 + each, m.chunks);
+    const int width = UNITS / PLANES * 64; // columns of a chunk
+    k = max(min(k, chunk1 * width) - chunk0 * width, 0);
+    const float *row_x = s.x + chunk0 * width;
 #if BITS == 16
-    int padded = m.chunks * (UNITS / PLANES) * 64;
+    int padded = (chunk1 - chunk0) * width;
     u16 *high = (u16 *)memory, *low = high + padded;
     u8 *rings = (u8 *)(low + padded);
 #else
-    int groups = m.chunks * UNITS * 2;
+    int groups = (chunk1 - chunk0) * UNITS * 2;
     u32 *row = (u32 *)memory;                   // [groups][lanes t][2]
     float2 *scales = (float2 *)(row + groups * 8); // scale, and scale times sum
     float *firsts = (float *)(scales + groups); // of the first 16 columns
     u8 *rings = (u8 *)(OFFSETS && SUBGROUPS == 2 ? firsts + groups : firsts);
 #endif
     u8 *ring = rings + warp * SLOTS * RECORD;
-    Walk walk = {(int)blockIdx.x, (int)gridDim.x, to.paired};
-    Stream stream = {shared_address(ring), 0, warp, 0};
+    Walk walk = {(int)blockIdx.x / m.splits, (int)gridDim.x / m.splits, to.paired};
+    Stream stream = stream_of(ring, chunk0, chunk1, each, warp);
     for (int i = 0; i < SLOTS; i++) stream.ask(m, walk, warp, lane);
 
     // The row, four columns a thread of each 1024, with several loads in flight; a norm's weight does
@@ -133,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     int start = threadIdx.x * 4;
     if (norm) load(s.other, w, start);
     wait_for_previous();
-    load(s.x, x, start);
+    load(row_x, x, start);
     // What the first tile is added to.
     float early = 0.0f;
     if (threadIdx.x < 16 && walk.tile(0) < m.tiles) {
@@ -152,21 +185,30 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
             }
             i0 += batch * 1024;
             if (i0 - start >= k) break;
-            load(s.x, x, i0);
+            load(row_x, x, i0);
         }
         scale = rsqrtf(block_sum(sum, scratch) / (float)k + s.eps);
-        if (k > batch * 1024) load(s.x, x, start);
+        if (k > batch * 1024) load(row_x, x, start);
     }
 #if BITS == 16
+    __shared__ float part_top;
     float top = 0.0f, up = 1.0f;
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
-        if (pass == 1) up = row_up(block_max(top, scratch));
+        if (pass == 1) {
+            top = block_max(top, scratch);
+            if (m.splits > 1) {
+                if (threadIdx.x == 0) part_top = top;
+                meet_cluster();
+                for (int p = 0; p < m.splits; p++) top = fmaxf(top, of_block(&part_top, p));
+            }
+            up = row_up(top);
+        }
 #pragma unroll 1
         for (int i0 = start; i0 < padded; i0 += batch * 1024) {
             // A row of one batch is still here, normed.
             if (padded > batch * 1024 && (pass || i0 > start)) {
-                load(s.x, x, i0);
+                load(row_x, x, i0);
                 if (norm) load(s.other, w, i0);
             }
             if (norm && (padded > batch * 1024 || !pass)) normed();
@@ -187,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
 #pragma unroll 1
     for (int i0 = start; i0 < groups * 32; i0 += batch * 1024) {
         if (i0 > start) {
-            load(s.x, x, i0);
+            load(row_x, x, i0);
             if (norm) load(s.other, w, i0);
         }
         if (norm) normed();
@@ -217,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
 #else
         float upper = 0.0f, lower = 0.0f; // rows g and g + 8
 #endif
-        for (int chunk = warp; chunk < m.chunks; chunk += WARPS) {
+        for (int chunk = warp; chunk < chunk1 - chunk0; chunk += WARPS) {
             wait_copies<SLOTS - 1>();
             __syncwarp();
             const u8 *record = ring + slot * RECORD;
@@ -282,13 +324,20 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
 #endif
         if (t == 0) sums[i & 1][warp][g] = upper, sums[i & 1][warp][g + 8] = lower;
         __syncthreads();
+        float sum = 0.0f;
         if (threadIdx.x < 16) {
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[i & 1][w][threadIdx.x]);
+        }
+        if (m.splits > 1) {
+            if (threadIdx.x < 16) part_sums[i & 1][threadIdx.x] = sum;
+            meet_cluster();
+        }
+        if (threadIdx.x < 16 && part == 0) {
             int local, r = threadIdx.x;
             const Target &target = target_of(to, tile, local);
             int at = local * 16 + r;
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[i & 1][w][r]);
+            for (int p = 1; p < m.splits; p++) sum = __fadd_rn(sum, of_block(&part_sums[i & 1][r], p));
 #if BITS == 16
             sum = __fmul_rn(sum, __fmul_rn(m.row_scales[tile * 16 + r], down));
 #endif
@@ -301,6 +350,8 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
             }
         }
     }
+    // None leaves before the first has read its sums.
+    if (m.splits > 1) meet_cluster();
 }
 
 // Rows of activations as activations.cu leaves them.
@@ -321,115 +372,127 @@ __device__ __forceinline__ void product(const Matrix &m, const Rows &x, const Ta
     int column_tile = blockIdx.x % column_tiles;
     u8 *ring = memory + warp * SLOTS * RECORD;
     Walk walk = {(int)blockIdx.x / column_tiles, (int)gridDim.x / column_tiles, to.paired};
-    Stream stream = {shared_address(ring), 0, warp, 0};
+    int each = (m.chunks + m.splits - 1) / m.splits;
+    Stream stream = stream_of(ring, 0, m.chunks, each, warp);
     for (int i = 0; i < SLOTS; i++) stream.ask(m, walk, warp, lane);
     wait_for_previous();
     int slot = 0;
-    float kept[(NT * 8 * 16 + 255) / 256];
+    const int mine = (NT * 8 * 16 + 255) / 256;
+    float kept[mine], total[mine];
     for (int i = 0; walk.tile(i) < m.tiles; i++) {
         int tile = walk.tile(i);
+        for (int first = 0; first < m.chunks; first += each) {
 #if BITS == 16
-        float acc[2][NT][4] = {};
+            float acc[2][NT][4] = {};
 #else
-        float acc[UNITS][NT][4] = {};
-        int columns8 = x.columns / 8, columns2 = x.columns / 2;
+            float acc[UNITS][NT][4] = {};
+            int columns8 = x.columns / 8, columns2 = x.columns / 2;
 #endif
-        for (int chunk = warp; chunk < m.chunks; chunk += WARPS) {
-            wait_copies<SLOTS - 1>();
-            __syncwarp();
-            const u8 *record = ring + slot * RECORD;
+            int end = min(first + each, m.chunks);
+            for (int chunk = first + warp; chunk < end; chunk += WARPS) {
+                wait_copies<SLOTS - 1>();
+                __syncwarp();
+                const u8 *record = ring + slot * RECORD;
 #pragma unroll
-            for (int u = 0; u < UNITS; u++) {
-                int unit = chunk * UNITS + u;
+                for (int u = 0; u < UNITS; u++) {
+                    int unit = chunk * UNITS + u;
 #if BITS == 16
 #pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    int token = (column_tile * NT + n) * 8 + g;
-                    u64 from = (u64)min(token, x.count - 1) * x.columns + unit / PLANES * 64 + 4 * t;
+                    for (int n = 0; n < NT; n++) {
+                        int token = (column_tile * NT + n) * 8 + g;
+                        u64 from = (u64)min(token, x.count - 1) * x.columns + unit / PLANES * 64 + 4 * t;
 #pragma unroll
-                    for (int step = 0; step < 4; step++) {
-                        uint4 a = *(const uint4 *)(record + ((u * 4 + step) * 32 + lane) * 16);
-                        multiply(acc[0][n], a, __ldg((const uint2 *)((const u16 *)x.codes + from + step * 16)));
-                        multiply(acc[1][n], a, __ldg((const uint2 *)((const u16 *)x.scales + from + step * 16)));
+                        for (int step = 0; step < 4; step++) {
+                            uint4 a = *(const uint4 *)(record + ((u * 4 + step) * 32 + lane) * 16);
+                            multiply(acc[0][n], a, __ldg((const uint2 *)((const u16 *)x.codes + from + step * 16)));
+                            multiply(acc[1][n], a, __ldg((const uint2 *)((const u16 *)x.scales + from + step * 16)));
+                        }
                     }
-                }
 #else
-                uint4 b[NT];
+                    uint4 b[NT];
 #pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    int column = column_tile * NT + n;
-                    b[n] = make_uint4(0, 0, 0, 0);
-                    if (column * 8 + g < x.count)
-                        b[n] = __ldg((const uint4 *)x.codes + ((u64)unit * columns8 + column) * 32 + lane);
-                }
+                    for (int n = 0; n < NT; n++) {
+                        int column = column_tile * NT + n;
+                        b[n] = make_uint4(0, 0, 0, 0);
+                        if (column * 8 + g < x.count)
+                            b[n] = __ldg((const uint4 *)x.codes + ((u64)unit * columns8 + column) * 32 + lane);
+                    }
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    float4 xs[NT];
+                    for (int j = 0; j < 2; j++) {
+                        float4 xs[NT];
 #pragma unroll
-                    for (int n = 0; n < NT; n++)
-                        xs[n] = __ldg((const float4 *)x.scales + (u64)(unit * 2 + j) * columns2 +
-                                      (column_tile * NT + n) * 4 + t);
-                    u32 a[4];
-                    codes(record, u, j, lane, a);
+                        for (int n = 0; n < NT; n++)
+                            xs[n] = __ldg((const float4 *)x.scales + (u64)(unit * 2 + j) * columns2 +
+                                          (column_tile * NT + n) * 4 + t);
+                        u32 a[4];
+                        codes(record, u, j, lane, a);
 #pragma unroll
-                    for (int s = 0; s < SUBGROUPS; s++) {
-                        float s0, s1, o0, o1;
-                        scale_of(record, u, j, s, 0, g, s0, o0);
-                        scale_of(record, u, j, s, 1, g, s1, o1);
+                        for (int s = 0; s < SUBGROUPS; s++) {
+                            float s0, s1, o0, o1;
+                            scale_of(record, u, j, s, 0, g, s0, o0);
+                            scale_of(record, u, j, s, 1, g, s1, o1);
 #pragma unroll
-                        for (int n = 0; n < NT; n++) {
-                            u32 bs[2] = {j ? b[n].z : b[n].x, j ? b[n].w : b[n].y};
-                            int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-                            multiply(d, a + 2 * s, bs + s);
-                            float *to = acc[u][n];
-                            to[0] = __fmaf_rn(__int_as_float(d[0]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].x), to[0]);
-                            to[1] = __fmaf_rn(__int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
-                            to[2] = __fmaf_rn(__int_as_float(d[2]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].x), to[2]);
-                            to[3] = __fmaf_rn(__int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
-                            if (OFFSETS) {
-                                float y0 = xs[n].y, y1 = xs[n].w;
-                                if (SUBGROUPS == 2) {
-                                    float2 first = __ldg(
-                                        (const float2 *)x.firsts + (u64)(unit * 2 + j) * columns2 +
-                                        (column_tile * NT + n) * 4 + t);
-                                    y0 = s ? y0 - first.x : first.x;
-                                    y1 = s ? y1 - first.y : first.y;
+                            for (int n = 0; n < NT; n++) {
+                                u32 bs[2] = {j ? b[n].z : b[n].x, j ? b[n].w : b[n].y};
+                                int d[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+                                multiply(d, a + 2 * s, bs + s);
+                                float *to = acc[u][n];
+                                to[0] = __fmaf_rn(__int_as_float(d[0]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].x), to[0]);
+                                to[1] = __fmaf_rn(__int_as_float(d[1]) - MAGIC_FLOAT, __fmul_rn(s0, xs[n].z), to[1]);
+                                to[2] = __fmaf_rn(__int_as_float(d[2]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].x), to[2]);
+                                to[3] = __fmaf_rn(__int_as_float(d[3]) - MAGIC_FLOAT, __fmul_rn(s1, xs[n].z), to[3]);
+                                if (OFFSETS) {
+                                    float y0 = xs[n].y, y1 = xs[n].w;
+                                    if (SUBGROUPS == 2) {
+                                        float2 first = __ldg(
+                                            (const float2 *)x.firsts + (u64)(unit * 2 + j) * columns2 +
+                                            (column_tile * NT + n) * 4 + t);
+                                        y0 = s ? y0 - first.x : first.x;
+                                        y1 = s ? y1 - first.y : first.y;
+                                    }
+                                    to[0] = __fmaf_rn(o0, y0, to[0]), to[2] = __fmaf_rn(o1, y0, to[2]);
+                                    to[1] = __fmaf_rn(o0, y1, to[1]), to[3] = __fmaf_rn(o1, y1, to[3]);
                                 }
-                                to[0] = __fmaf_rn(o0, y0, to[0]), to[2] = __fmaf_rn(o1, y0, to[2]);
-                                to[1] = __fmaf_rn(o0, y1, to[1]), to[3] = __fmaf_rn(o1, y1, to[3]);
                             }
                         }
                     }
+#endif
                 }
-#endif
+                __syncwarp();
+                stream.ask(m, walk, warp, lane);
+                slot = slot + 1 == SLOTS ? 0 : slot + 1;
             }
-            __syncwarp();
-            stream.ask(m, walk, warp, lane);
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        }
-        __syncthreads();
+            __syncthreads();
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+            for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                float sum = __fadd_rn(acc[0][n][e], acc[1][n][e]);
+                for (int e = 0; e < 4; e++) {
+                    float sum = __fadd_rn(acc[0][n][e], acc[1][n][e]);
 #if BITS != 16
-                if (UNITS == 4) sum = __fadd_rn(sum, __fadd_rn(acc[UNITS - 2][n][e], acc[UNITS - 1][n][e]));
+                    if (UNITS == 4) sum = __fadd_rn(sum, __fadd_rn(acc[UNITS - 2][n][e], acc[UNITS - 1][n][e]));
 #endif
-                sums[warp][n * 8 + 2 * t + (e & 1)][g + 8 * (e >> 1)] = sum;
+                    sums[warp][n * 8 + 2 * t + (e & 1)][g + 8 * (e >> 1)] = sum;
+                }
+            __syncthreads();
+#pragma unroll
+            for (int part = 0; part < mine; part++) {
+                int e = part * 256 + threadIdx.x;
+                if (e >= NT * 8 * 16) continue;
+                float sum = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[w][e / 16][e % 16]);
+                total[part] = first == 0 ? sum : __fadd_rn(total[part], sum);
             }
-        __syncthreads();
+        }
         int local;
         const Target &target = target_of(to, tile, local);
 #pragma unroll
-        for (int part = 0; part < (NT * 8 * 16 + 255) / 256; part++) {
+        for (int part = 0; part < mine; part++) {
             int e = part * 256 + threadIdx.x;
             int row = local * 16 + e % 16, column = e / 16;
             int token = column_tile * NT * 8 + column;
             if (e >= NT * 8 * 16 || row >= target.n || token >= x.count) continue;
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[w][column][e % 16]);
+            float sum = total[part];
 #if BITS == 16
             sum = __fmul_rn(sum, __fmul_rn(m.row_scales[tile * 16 + e % 16], ((const float *)x.firsts)[token]));
 #endif

@@ -50,6 +50,7 @@ struct Matrix {
     const float *row_scales; // [tiles, 16] for ROW
     int tiles;
     int chunks;
+    int splits; // parts of a row that are summed apart; see linear.cu
 };
 
 __device__ __forceinline__ void copy16(u32 to, const void *from) {

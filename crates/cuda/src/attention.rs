@@ -236,6 +236,7 @@ impl Attention {
                 function,
                 grid: (s.splits as u32, s.rows(self.decode.is_some()) as u32, here),
                 block: block as u32,
+                cluster: 1,
                 shared: shared as u32,
                 parameters: vec![paged.from(first)],
             });
@@ -290,6 +291,7 @@ impl Op for Attention {
                     function: *alone,
                     grid: (s.splits as u32, s.rows(true) as u32, 1),
                     block: DECODE_THREADS as u32,
+                    cluster: 1,
                     shared: 0,
                     parameters: vec![paged.from(0), rope, fresh],
                 });
@@ -307,6 +309,7 @@ impl Op for Attention {
                 function: before.function,
                 grid: (s.tokens as u32, 1, 1),
                 block: 256,
+                cluster: 1,
                 shared: 0,
                 parameters: vec![rope, stored],
             });
@@ -318,6 +321,7 @@ impl Op for Attention {
                 function: many,
                 grid: (tiles as u32, s.groups as u32, 1),
                 block: 128,
+                cluster: 1,
                 shared: many_shared(s.key) as u32,
                 parameters: vec![paged.from(0)],
             });

@@ -400,13 +400,28 @@ impl Stream {
     pub(crate) fn launch(&self, launch: &Launch, overlap: bool) -> Checked<()> {
         let mut parameters: Vec<*mut c_void> =
             launch.parameters.iter().map(|p| p.0.as_ptr().cast_mut().cast()).collect();
-        let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
-        value.programmaticStreamSerializationAllowed = 1;
-        let mut attributes = [sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value,
-        }];
+        use sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as OVERLAP,
+        };
+        let attribute = |id, set: &dyn Fn(&mut sys::CUlaunchAttributeValue)| {
+            let mut value = sys::CUlaunchAttributeValue { pad: [0; 64] };
+            set(&mut value);
+            sys::CUlaunchAttribute { id, pad: [0; 4], value }
+        };
+        let mut attributes = Vec::new();
+        if overlap {
+            attributes.push(attribute(OVERLAP, &|v| v.programmaticStreamSerializationAllowed = 1));
+        }
+        if launch.cluster > 1 {
+            attributes.push(attribute(CLUSTER, &|v| {
+                v.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                    x: launch.cluster,
+                    y: 1,
+                    z: 1,
+                };
+            }));
+        }
         let (x, y, z) = launch.grid;
         let config = sys::CUlaunchConfig {
             gridDimX: x,
@@ -418,7 +433,7 @@ impl Stream {
             sharedMemBytes: launch.shared,
             hStream: self.0,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::from(overlap),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: the function is of a loaded module that is never unloaded; parameters are laid
         // out as its signature says, and the driver copies them before it returns.
@@ -591,6 +606,8 @@ pub(crate) struct Launch {
     pub(crate) function: Function,
     pub(crate) grid: (u32, u32, u32),
     pub(crate) block: u32,
+    /// Neighbouring blocks that run together and see each other's shared memory.
+    pub(crate) cluster: u32,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
     pub(crate) parameters: Vec<Parameter>,

@@ -114,6 +114,7 @@ impl Op for PackedAttention {
             // At most so many: each sequence may end with a block that is not full.
             grid: ((tokens / QUERIES + sequences) as u32, heads as u32, 1),
             block: THREADS,
+            cluster: 1,
             shared: shared(d, e) as u32,
             parameters: vec![parameter],
         });

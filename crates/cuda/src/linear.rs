@@ -100,10 +100,15 @@ struct Matrix {
     wide: Option<Wide>,
     tiles: usize,
     chunks: usize,
+    /// Parts of a row that are summed apart.
+    splits: usize,
     products: Vec<Product>,
 }
 
-/// Columns up to which each block prepares a single row by itself: every one of them reads all of it.
+/// Tiles that leave multiprocessors without work.
+const FEW_TILES: usize = 128;
+/// Columns up to which each block prepares a single row of codes by itself: every one of them reads all
+/// of it. Rows for float weights have no kernel that prepares them with more than one block.
 const ALONE: usize = 12288;
 
 /// A kernel of `linear.cu` and how many of its blocks a multiprocessor holds.
@@ -203,7 +208,9 @@ impl Linear {
         let k = b.graph.fact(node.inputs[weights[0]]).shape[1].known().unwrap_or(0);
         let matrices = matrices
             .into_iter()
-            .map(|(dtype, parts)| matrix(b, dtype, k, parts, paired.is_some()))
+            .map(|(dtype, parts)| {
+                matrix(b, dtype, k, parts, paired.is_some(), before == Before::Plain)
+            })
             .collect::<Result<_, _>>()?;
         let narrow = device.function("activations", "narrow_rows")?;
         narrow.allow_shared(KEPT)?;
@@ -242,7 +249,8 @@ impl Linear {
             Before::Gated(_) => false,
         };
         let fits = self.k.is_multiple_of(4) && self.matrices.iter().all(|m| m.one.is_some());
-        rows == 1 && simple && fits && self.k <= ALONE
+        let short = |m: &Matrix| m.kind.is_float() || self.k.div_ceil(m.splits) <= ALONE;
+        rows == 1 && simple && fits && self.matrices.iter().all(short)
     }
 
     /// Whether the float tensor cores do the products.
@@ -328,6 +336,7 @@ impl Linear {
                 function: self.quantize,
                 grid: (layout.padded.div_ceil(SEGMENT) as u32, rows as u32, 1),
                 block: 256,
+                cluster: 1,
                 shared: 0,
                 parameters: vec![
                     source(),
@@ -375,6 +384,7 @@ impl Matrix {
             .u64(self.row_scales.as_ref().map_or(0, |m| m.at(0)))
             .i32(self.tiles)
             .i32(self.chunks)
+            .i32(self.splits)
     }
 }
 
@@ -396,12 +406,19 @@ struct Layout {
     total: usize,
 }
 
+/// Parts of a row that the blocks of a cluster do, none of them empty: two where there are fewer tiles
+/// than multiprocessors and each part still has work for every warp.
+fn splits(tiles: usize, chunks: usize) -> usize {
+    if tiles <= FEW_TILES && chunks >= 2 * WARPS { 2 } else { 1 }
+}
+
 fn matrix(
     b: &mut Build<'_>,
     dtype: DType,
     k: usize,
     mut parts: Vec<(ValueId, Product)>,
     paired: bool,
+    plain: bool,
 ) -> Result<Matrix, ExecError> {
     let fail = |why: &str| ExecError::Step {
         step: format!("weights of {}", b.label),
@@ -431,7 +448,9 @@ fn matrix(
     let block = |name: &str, shared: usize| -> Result<Block, CudaError> {
         Block::new(device.function(kind.module, name)?, shared)
     };
-    let alone = ring + kind.row_bytes(packed.chunks);
+    let splits =
+        if plain && device.gpu.is_hopper() { splits(packed.tiles, packed.chunks) } else { 1 };
+    let alone = ring + kind.row_bytes(packed.chunks.div_ceil(splits));
     let one = match alone <= device.gpu.block_shared {
         false => None,
         true => Some((block("product_1", alone)?, alone)),
@@ -456,6 +475,7 @@ fn matrix(
         wide,
         tiles: packed.tiles,
         chunks: packed.chunks,
+        splits,
         products: parts.into_iter().map(|(_, p)| p).collect(),
     })
 }
@@ -500,16 +520,14 @@ impl Op for Linear {
             // Blocks that are there at once walk over the tiles, or pairs of them; those of the
             // same tiles and other tokens stand side by side and share what they read.
             let tiles = if self.paired.is_some() { m.tiles / 2 } else { m.tiles };
-            let room = |block: &Block, columns: usize| {
-                let room = (self.multiprocessors * block.resident).div_ceil(columns).max(1);
-                (columns * tiles.min(room)) as u32
-            };
             if let Some((one, shared)) = m.one.as_ref().filter(|_| alone) {
                 let other = self.other.map_or(0, |i| operands[i].address);
+                let clusters = (self.multiprocessors * one.resident / m.splits).max(1).min(tiles);
                 out.push(Launch {
                     function: one.function,
-                    grid: (room(one, 1), 1, 1),
+                    grid: ((clusters * m.splits) as u32, 1, 1),
                     block: 256,
+                    cluster: m.splits as u32,
                     shared: *shared as u32,
                     parameters: vec![
                         m.parameter(),
@@ -528,10 +546,12 @@ impl Op for Linear {
             let x = x.i32(if m.kind.is_float() { layout.padded } else { layout.columns }).i32(rows);
             let (block, columns) =
                 if rows <= FEW { (&m.few, 1) } else { (&m.many, rows.div_ceil(32)) };
+            let room = (self.multiprocessors * block.resident).div_ceil(columns).max(1);
             out.push(Launch {
                 function: block.function,
-                grid: (room(block, columns), 1, 1),
+                grid: ((columns * tiles.min(room)) as u32, 1, 1),
                 block: 256,
+                cluster: 1,
                 shared: ring_shared(&m.kind, self.hopper) as u32,
                 parameters: vec![m.parameter(), x, targets],
             });

@@ -200,10 +200,10 @@ impl Before {
 /// A launch over `n` elements, 256 a block.
 pub(crate) fn per_element(function: Function, n: usize, parameters: Vec<Parameter>) -> Launch {
     let blocks = n.div_ceil(256) as u32;
-    Launch { function, grid: (blocks, 1, 1), block: 256, shared: 0, parameters }
+    Launch { function, grid: (blocks, 1, 1), block: 256, cluster: 1, shared: 0, parameters }
 }
 
 /// A launch of one block of 256 threads a row.
 pub(crate) fn per_row(function: Function, rows: usize, parameters: Vec<Parameter>) -> Launch {
-    Launch { function, grid: (rows as u32, 1, 1), block: 256, shared: 0, parameters }
+    Launch { function, grid: (rows as u32, 1, 1), block: 256, cluster: 1, shared: 0, parameters }
 }

@@ -219,6 +219,7 @@ impl CudaSession {
             function: best.function,
             grid: (width.div_ceil(256 * 4).clamp(1, 128) as u32, rows as u32, 1),
             block: 256,
+            cluster: 1,
             shared: 0,
             parameters: vec![
                 Parameter::address(value.address),

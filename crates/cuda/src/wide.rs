@@ -156,6 +156,7 @@ impl Wide {
             function,
             grid: (columns, self.tiles.div_ceil(WIDE_TILES) as u32, splits as u32),
             block: 256,
+            cluster: 1,
             shared: shared as u32,
             parameters: vec![x.matrix.clone(), wide, x.targets.clone()],
         });
@@ -185,6 +186,7 @@ impl Wide {
                 function: dense.widen,
                 grid: (((last - first) * self.chunks).div_ceil(WARPS) as u32, 1, 1),
                 block: 256,
+                cluster: 1,
                 shared: 0,
                 parameters,
             });
@@ -204,6 +206,7 @@ impl Wide {
                 // Clusters of two that walk over the work.
                 grid: (2 * works.min(self.multiprocessors / 2) as u32, 1, 1),
                 block: 384,
+                cluster: 1,
                 shared: DENSE_SHARED as u32,
                 parameters: vec![operands, x.targets.clone()],
             });
