@@ -70,8 +70,9 @@ impl Weights {
 }
 
 impl Build<'_> {
-    /// A weight matrix [n, k] in this backend's layout, or [k, n] where it is `turned`. The mapped
-    /// bytes it came from are released.
+    /// A weight matrix [n, k] in this backend's layout, or [k, n] where it is `turned`. One that is
+    /// not turned may have more axes, which are `k` together. The mapped bytes it came from are
+    /// released.
     pub(crate) fn pack(
         &mut self,
         v: ValueId,
@@ -84,7 +85,8 @@ impl Build<'_> {
             |why: String| ExecError::Step { step: format!("packing {}", self.node.label), why };
         let tensor = self.graph.tensor(v).ok_or_else(|| fail("it is no weight".into()))?;
         let [n, k] = match (tensor.shape(), turned) {
-            (&[n, k], false) | (&[k, n], true) => [n, k],
+            (&[n, ref rest @ ..], false) if !rest.is_empty() => [n, rest.iter().product()],
+            (&[k, n], true) => [n, k],
             _ => return Err(fail(format!("a matrix has two axes, not {:?}", tensor.shape()))),
         };
         let form = if turned { "matrix, turned" } else { "matrix" };

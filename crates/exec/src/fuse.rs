@@ -22,6 +22,8 @@ pub(crate) fn stages(backends: &[Arc<dyn Backend>]) -> [Vec<Rule<'_>>; 2] {
             Rule { name: "scaled convolution", apply: Box::new(fuse_conv::scaled) },
             // Before other rules take an activation away.
             rule("convolution and activation", fuse_conv::activated),
+            rule("convolution and residual", fuse_conv::added),
+            rule("convolution of an activation", fuse_conv::bent),
             rule("gated product", gated),
         ],
         vec![rule("product and residual", residual), rule("products of one input", shared_input)],

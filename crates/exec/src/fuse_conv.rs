@@ -1,10 +1,22 @@
 //! Fusion of convolutions with what follows them.
 
 use cyb_ir::{Atom, Attrs, Cmp, Graph, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
-use cyb_jets::{CONV, CONV_ACTIVATION};
+use cyb_jets::{CONV, CONV_ACTIVATION, CONV_ADD};
 use cyb_tensor::{DType, Tensor};
 
 use crate::fuse::{Fused, jet_node, reads};
+
+/// A convolution without an activation after it, and its attributes.
+fn bare(graph: &Graph, v: ValueId) -> Option<(&Node, &Attrs)> {
+    let node = graph.producer(v)?;
+    let Op::Jet(jet, attrs) = &node.op else { return None };
+    let bare = match jet.name {
+        "conv" => true,
+        "conv_activation" | "conv_add" => attrs.text("activation").map_or(true, |a| a == "none"),
+        _ => false,
+    };
+    bare.then_some((node, attrs))
+}
 
 /// An activation of a convolution that nothing else reads. `silu` may still be spelled as the
 /// product of a value with its sigmoid.
@@ -17,18 +29,63 @@ pub(crate) fn activated(graph: &Graph, id: NodeId) -> Option<Fused> {
         [a, b] if node.op == maximum => (rectified(graph, a, b)?, 1, "relu"),
         _ => return None,
     };
-    let conv = jet_node(graph, x, "conv")?;
+    let (conv, attrs) = bare(graph, x)?;
     let same_shape = graph.fact(node.outputs[0]).shape == graph.fact(x).shape;
     if reads(graph, x) != reads_of_x || !same_shape {
         return None;
     }
-    let Op::Jet(_, attrs) = &conv.op else { return None };
-    Some(Fused {
-        jet: &CONV_ACTIVATION,
-        attrs: attrs.clone().with("activation", activation),
-        inputs: conv.inputs.clone(),
-        outputs: node.outputs.clone(),
+    let mut attrs = attrs.clone().with("activation", activation);
+    if let Op::Jet(_, own) = &node.op
+        && let Ok(slope) = own.float("slope")
+    {
+        attrs = attrs.with("slope", slope);
+    }
+    let jet = if conv.op.name() == CONV_ADD.name { &CONV_ADD } else { &CONV_ACTIVATION };
+    Some(Fused { jet, attrs, inputs: conv.inputs.clone(), outputs: node.outputs.clone() })
+}
+
+/// The sum of a convolution that nothing else reads and a value of its shape.
+pub(crate) fn added(graph: &Graph, id: NodeId) -> Option<Fused> {
+    let node = graph.node(id);
+    let &[a, b] = node.inputs.as_slice() else { return None };
+    if node.op != Op::Atom(Atom::Add) {
+        return None;
+    }
+    [(a, b), (b, a)].into_iter().find_map(|(kept, sum)| {
+        let (conv, attrs) = bare(graph, sum)?;
+        let apart = graph.fact(kept) == graph.fact(sum) && graph.tensor(kept).is_none();
+        let &[x, w, bias] = conv.inputs.as_slice() else { return None };
+        if !apart || reads(graph, sum) != 1 {
+            return None;
+        }
+        let kept_attrs = attrs.iter().filter(|(name, _)| *name != "activation");
+        let attrs = kept_attrs.fold(Attrs::new(), |all, (name, v)| all.with(name, v.clone()));
+        let inputs = vec![x, w, bias, kept];
+        Some(Fused { jet: &CONV_ADD, attrs, inputs, outputs: node.outputs.clone() })
     })
+}
+
+/// A convolution of a `leaky_relu` that nothing else reads, unless a convolution before takes that.
+pub(crate) fn bent(graph: &Graph, id: NodeId) -> Option<Fused> {
+    let node = graph.node(id);
+    let Op::Jet(jet, attrs) = &node.op else { return None };
+    let (jet, attrs) = match jet.name {
+        "conv" => (&CONV_ACTIVATION, attrs.clone().with("activation", "none")),
+        "conv_activation" => (&CONV_ACTIVATION, attrs.clone()),
+        "conv_add" => (&CONV_ADD, attrs.clone()),
+        _ => return None,
+    };
+    let leaky = jet_node(graph, node.inputs[0], "leaky_relu")?;
+    let Op::Jet(_, own) = &leaky.op else { return None };
+    let x = leaky.inputs[0];
+    let taken = bare(graph, x).is_some() && reads(graph, x) == 1;
+    if taken || attrs.get("input_slope").is_some() || reads(graph, leaky.outputs[0]) != 1 {
+        return None;
+    }
+    let mut inputs = node.inputs.clone();
+    inputs[0] = x;
+    let attrs = attrs.with("input_slope", own.float("slope").ok()?);
+    Some(Fused { jet, attrs, inputs, outputs: node.outputs.clone() })
 }
 
 /// The activation that a node is, by the name `conv_activation` has for it.
@@ -39,6 +96,7 @@ fn activation_of(node: &Node) -> Option<&'static str> {
         "silu" => Some("silu"),
         "sigmoid" => Some("sigmoid"),
         "tanh" => Some("tanh"),
+        "leaky_relu" => Some("leaky_relu"),
         "gelu" => match form(attrs)?.as_str() {
             "none" => Some("gelu"),
             "tanh" => Some("gelu_tanh"),

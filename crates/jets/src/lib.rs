@@ -36,6 +36,7 @@ pub static JETS: &[&Jet] = &[
     &SIGMOID,
     &TANH,
     &RELU,
+    &LEAKY_RELU,
     &SILU,
     &GELU,
     &SWIGLU,
@@ -55,6 +56,7 @@ pub static JETS: &[&Jet] = &[
     &LINEAR_MANY,
     &GATED_LINEAR,
     &CONV_ACTIVATION,
+    &CONV_ADD,
     &CONV_QUANTIZED,
 ];
 

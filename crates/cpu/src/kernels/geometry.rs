@@ -165,6 +165,34 @@ impl Layout {
         Layout::new(per_axis, kernel, w[1], w[0] / groups, groups, false)
     }
 
+    /// With planes even where the input itself would do.
+    pub(super) fn with_planes(self) -> Layout {
+        Layout { plain_1x1: false, ..self }
+    }
+
+    /// Whether a channel's planes are one row without gaps between its elements.
+    pub(super) fn is_line(&self, g: &Geometry) -> bool {
+        let axis = &self.axes[2];
+        g.plane[..2] == [1, 1] && axis.stride == 1 && axis.phases == [0] && g.lens[..2] == [1, 1]
+    }
+
+    /// Of a line: positions that planes hold beyond those of the outputs.
+    pub(super) fn reach(&self) -> usize {
+        self.axes[2].reach
+    }
+
+    /// Writes the part of a line that begins at a position.
+    #[inline(always)]
+    pub(super) fn fill_line(&self, position: usize, from: &[f32], to: &mut [f32]) {
+        let lead = self.axes[2].lead;
+        let start = lead.saturating_sub(position).min(to.len());
+        let end = (lead + from.len()).saturating_sub(position).min(to.len()).max(start);
+        to[..start].fill(0.0);
+        to[end..].fill(0.0);
+        let first = (position + start).saturating_sub(lead).min(from.len());
+        to[start..end].copy_from_slice(&from[first..first + (end - start)]);
+    }
+
     fn new(
         per_axis: [(Axis, AxisParts); MAX_AXES],
         kernel: [usize; MAX_AXES],

@@ -5,7 +5,7 @@
 
 use cyb_exec::{Call, ExecError};
 use cyb_ir::{Atom, Op, Reduce};
-use cyb_simd::{AnyIsa, Isa, SimdOp};
+use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
 use crate::io::{Element, Io, MAX_RANK, RawTensor};
@@ -111,10 +111,48 @@ trait Number: Element {
     fn start(kind: Reduce) -> Self::Sum;
     fn join(kind: Reduce, sum: Self::Sum, x: Self) -> Self::Sum;
     fn end(sum: Self::Sum) -> Self;
+
+    /// `sum` and a row of elements.
+    #[inline(always)]
+    fn join_row<S: Isa>(_s: S, kind: Reduce, sum: Self::Sum, row: &[Self]) -> Self::Sum {
+        let mut sum = sum;
+        for &x in row {
+            sum = Self::join(kind, sum, x);
+        }
+        sum
+    }
+}
+
+/// The greatest of a row, or the least: NaN if any is, +0 above -0. These do not depend on the order,
+/// so that lanes may be taken together.
+#[inline(always)]
+fn extreme<S: Isa>(s: S, row: &[f32], greatest: bool) -> f32 {
+    // As integers floats have the same order where the bits of negative ones are turned around; the
+    // least is the greatest of what is turned around as a whole.
+    let Some(&first) = row.first() else { return f32::NAN };
+    let (low_bits, ones) = (s.splat_i(i32::MAX), s.splat_i(-1));
+    let (mut best, mut size) = (s.splat_i(i32::MIN), s.splat_i(0));
+    for part in row.chunks(LANES) {
+        let bits = s.bits(s.load_padded(part, first));
+        let turned = s.and_i(s.sar_i(bits, 31), low_bits);
+        // An exclusive or.
+        let mut ordered = s.sub_i(s.or_i(bits, turned), s.and_i(bits, turned));
+        if !greatest {
+            ordered = s.sub_i(ones, ordered);
+        }
+        best = s.max_i(best, ordered);
+        size = s.max_i(size, s.and_i(bits, low_bits));
+    }
+    if s.reduce_max_i(size) > f32::INFINITY.to_bits().cast_signed() {
+        return f32::NAN;
+    }
+    let best = s.reduce_max_i(best);
+    let ordered = if greatest { best } else { !best };
+    f32::from_bits((ordered ^ ((ordered >> 31) & i32::MAX)).cast_unsigned())
 }
 
 macro_rules! float_number {
-    ($ty:ty) => {
+    ($ty:ty $(, $more:item)?) => {
         impl Number for $ty {
             type Sum = f64;
             fn start(kind: Reduce) -> f64 {
@@ -146,6 +184,7 @@ macro_rules! float_number {
             fn end(sum: f64) -> $ty {
                 sum as $ty
             }
+            $($more)?
         }
     };
 }
@@ -179,7 +218,18 @@ macro_rules! int_number {
     };
 }
 
-float_number!(f32);
+float_number!(
+    f32,
+    #[inline(always)]
+    fn join_row<S: Isa>(s: S, kind: Reduce, sum: f64, row: &[f32]) -> f64 {
+        match kind {
+            Reduce::Max | Reduce::Min if !row.is_empty() => {
+                Self::join(kind, sum, extreme(s, row, kind == Reduce::Max))
+            }
+            _ => row.iter().fold(sum, |sum, &x| Self::join(kind, sum, x)),
+        }
+    }
+);
 float_number!(f64);
 int_number!(i32);
 int_number!(i64);
@@ -243,13 +293,13 @@ impl<T: Number> SimdOp for Reduced<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Isa>(self, _: S) {
+    fn eval<S: Isa>(self, s: S) {
         // The kind is settled outside the loops.
         match self.kind {
-            Reduce::Sum | Reduce::Argmax | Reduce::Argmin => self.walk::<0>(),
-            Reduce::Prod => self.walk::<1>(),
-            Reduce::Max => self.walk::<2>(),
-            Reduce::Min => self.walk::<3>(),
+            Reduce::Sum | Reduce::Argmax | Reduce::Argmin => self.walk::<S, 0>(s),
+            Reduce::Prod => self.walk::<S, 1>(s),
+            Reduce::Max => self.walk::<S, 2>(s),
+            Reduce::Min => self.walk::<S, 3>(s),
         }
     }
 }
@@ -265,7 +315,7 @@ const fn kind(number: usize) -> Reduce {
 
 impl<T: Number> Reduced<'_, T> {
     #[inline(always)]
-    fn walk<const KIND: usize>(self) {
+    fn walk<S: Isa, const KIND: usize>(self, s: S) {
         let kind = const { kind(KIND) };
         let Self { from, gone, out, .. } = self;
         let inner = gone.rank.checked_sub(1).map_or(1, |last| gone.dims[last]);
@@ -277,9 +327,7 @@ impl<T: Number> Reduced<'_, T> {
             for row in 0..outer {
                 let row = &from[rows.at(row)..];
                 if step == 1 {
-                    for &x in &row[..inner] {
-                        sum = T::join(kind, sum, x);
-                    }
+                    sum = T::join_row(s, kind, sum, &row[..inner]);
                 } else {
                     for i in 0..inner {
                         sum = T::join(kind, sum, row[i * step]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cyb_exec::{Backend, Executor, PlanMode, PrepareOptions};
-use cyb_ir::{Atom, Builder, Cmp, Exp, Fact, Graph, Op, Read, Reduce, ValueId};
+use cyb_ir::{Atom, Attrs, Builder, Cmp, Exp, Fact, Graph, Op, Read, Reduce, ValueId};
 use cyb_simd::AnyIsa;
 use cyb_tensor::{AlignedBytes, Bindings, Bytes, DType, Tensor};
 
@@ -296,4 +296,114 @@ fn an_index_outside_is_an_error() {
     }
     running.input(1, &mut |bytes| bytes.fill(0));
     running.run().unwrap();
+}
+
+/// Codes of all values, and floats between them, as quantizers write it.
+struct Codes<'b>(&'b mut Builder);
+
+impl Codes<'_> {
+    fn number(&mut self, value: f32) -> ValueId {
+        self.0.scalar(DType::F32, f64::from(value)).unwrap()
+    }
+
+    fn encode(&mut self, x: ValueId, scale: f32, zero: i8) -> ValueId {
+        let scale = self.number(scale);
+        let zero = self.0.scalar(DType::I8, f64::from(zero)).unwrap();
+        let attrs = Attrs::new().with("dtype", DType::I8);
+        self.0.jet(&cyb_jets::AFFINE_QUANTIZE, attrs, &[x, scale, zero]).unwrap()
+    }
+
+    fn decode(&mut self, x: ValueId, scale: f32, zero: i8) -> ValueId {
+        let x = self.0.cast(x, DType::F32).unwrap();
+        let x = self.0.offset(x, -f64::from(zero)).unwrap();
+        let scale = self.number(scale);
+        self.0.mul(x, scale).unwrap()
+    }
+
+    /// Scaled sums of a convolution with a 3x3 kernel around each element.
+    fn conv(&mut self, x: ValueId, zero: i8, channels: usize, random: &mut Random) -> ValueId {
+        let inner = self.0.shape(x)[1].known().unwrap();
+        let bytes: Vec<u8> = (0..channels * inner * 9).map(|_| random.below(256) as u8).collect();
+        let bytes = Bytes::owned(AlignedBytes::from_slice(&bytes));
+        let w = Tensor::new(DType::I8, vec![channels, inner, 3, 3], bytes).unwrap();
+        let w = self.0.weight("w", w);
+        let zero = self.0.scalar(DType::I8, f64::from(zero)).unwrap();
+        let no_zero = self.0.scalar(DType::I8, 0.0).unwrap();
+        let attrs = Attrs::new()
+            .with("strides", vec![1, 1])
+            .with("pads", vec![1, 1, 1, 1])
+            .with("dilations", vec![1, 1])
+            .with("groups", 1usize);
+        let inputs = [x, w, zero, no_zero];
+        let sums = self.0.jet(&cyb_jets::CONV_INTEGER, attrs, &inputs).unwrap();
+        let y = self.0.cast(sums, DType::F32).unwrap();
+        let factors: Vec<f32> = (0..channels).map(|i| 1e-4 * (i + 3) as f32).collect();
+        let factors = Tensor::from_f32(vec![channels, 1, 1], &factors).unwrap();
+        let factors = self.0.constant(factors);
+        self.0.mul(y, factors).unwrap()
+    }
+}
+
+#[test]
+fn between_codes_nothing_is_decoded() {
+    let mut random = Random(29);
+    let mut builder = Builder::new();
+    let t = tensor(DType::I8, &[1, 6, 9, 13], &mut random);
+    let x = builder.input("x", Fact::of(&t));
+    let mut c = Codes(&mut builder);
+    // SiLU with an encoding of each of its parts.
+    let y = c.conv(x, 4, 10, &mut random);
+    let y = c.encode(y, 0.05, -3);
+    let y = c.decode(y, 0.05, -3);
+    let s = c.0.jet(&cyb_jets::SIGMOID, Attrs::new(), &[y]).unwrap();
+    let s = c.encode(s, 1.0 / 255.0, -128);
+    let s = c.decode(s, 1.0 / 255.0, -128);
+    // An operand without the leading axis lines up with one that has it.
+    let s = c.0.reshape(s, [10, 9, 13].map(Into::into)).unwrap();
+    let y = c.0.mul(y, s).unwrap();
+    let silu = c.encode(y, 0.03, -100);
+    // Limits after a convolution, with a bias.
+    let y = c.conv(silu, -100, 7, &mut random);
+    let bias = Tensor::from_f32(vec![7, 1, 1], &[0.1, -0.2, 0.3, 2.0, 0.0, -1.0, 0.5]).unwrap();
+    let bias = c.0.constant(bias);
+    let y = c.0.add(y, bias).unwrap();
+    let low = c.number(0.0);
+    let y = c.0.max(y, low).unwrap();
+    let high = c.number(1.7);
+    let y = c.0.min(y, high).unwrap();
+    let limited = c.encode(y, 0.02, -70);
+    // Halves of one and all of the other, moved and encoded anew.
+    let a = c.decode(silu, 0.03, -100);
+    let a = c.0.slice(a, 1, 0, 5).unwrap();
+    let b = c.decode(limited, 0.02, -70);
+    let y = c.0.concat(&[a, b], 1).unwrap();
+    let y = c.0.pad(y, 3, 2, 1, -0.7).unwrap();
+    let pool = Attrs::new()
+        .with("kernel", vec![3, 3])
+        .with("strides", vec![2, 2])
+        .with("pads", vec![1, 1, 1, 1])
+        .with("dilations", vec![1, 1]);
+    let y = c.0.jet(&cyb_jets::MAX_POOL, pool, &[y]).unwrap();
+    let resize = Attrs::new()
+        .with("mode", "nearest")
+        .with("coordinates", "asymmetric")
+        .with("rounding", "floor")
+        .with("cubic", -0.75)
+        .with("axes", vec![2, 3])
+        .with("sizes", vec![10, 16]);
+    let y = c.0.jet(&cyb_jets::RESIZE, resize, &[y]).unwrap();
+    let moved = c.encode(y, 0.04, 11);
+    builder.output("moved", moved);
+    builder.output("limited", limited);
+    let graph = builder.finish();
+
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Arc::new(Team::new(1).unwrap())));
+    let (fused, _) = cyb_exec::optimize(graph.clone(), &[backend], false).unwrap();
+    let ops: Vec<&str> = fused.nodes.iter().map(|node| node.op.name()).collect();
+    assert!(!ops.contains(&"affine_quantize"), "{ops:?}");
+    assert_eq!(ops.iter().filter(|op| **op == "conv_quantized").count(), 2, "{ops:?}");
+    assert!(fused.nodes.iter().flat_map(|n| &n.outputs).all(|&v| fused.fact(v).dtype == DType::I8));
+    for &isa in AnyIsa::detect() {
+        check(graph.clone(), &[("x".to_owned(), t.clone())], isa, 2, true);
+    }
 }

@@ -65,6 +65,26 @@ pub static RELU: Jet = Jet {
     in_place: &[],
 };
 
+/// `leaky_relu{slope}(x) = max(x, 0) + slope * min(x, 0)`.
+pub static LEAKY_RELU: Jet = Jet {
+    name: "leaky_relu",
+    summary: "x above 0, slope * x below",
+    define: |b, inputs, attrs| {
+        unary("leaky_relu", b, inputs, |b, x| leaky(b, x, attrs.float("slope")?))
+    },
+    signatures: || unary_signatures(Attrs::new().with("slope", 0.01)),
+    cases: || cases(Attrs::new().with("slope", 0.1)),
+    tolerance: ELEMENTWISE,
+    in_place: &[],
+};
+
+pub(super) fn leaky(b: &mut Builder, x: ValueId, slope: f64) -> Result<ValueId, IrError> {
+    let zero = b.scalar(b.fact(x).dtype, 0.0)?;
+    let (above, below) = (b.max(x, zero)?, b.min(x, zero)?);
+    let below = b.scale(below, slope)?;
+    b.add(above, below)
+}
+
 /// `silu(x) = x * sigmoid(x)`.
 pub static SILU: Jet = Jet {
     name: "silu",

@@ -3,7 +3,7 @@
 use cyb_ir::{Attrs, Builder, Case, Fact, IrError, Jet, Signature, Tolerance, ValueId};
 use cyb_tensor::{DType, Dim};
 
-use super::activation::gelu;
+use super::activation::{gelu, leaky};
 use crate::sugar::{Defined, SUMMED, arity, f32_of_rank, sigmoid, tanh};
 
 /// `conv{strides, pads, dilations, groups}(x[N, C, S...], w[M, C/groups, K...], bias[M]?)
@@ -31,15 +31,16 @@ pub static CONV: Jet = Jet {
     in_place: &[],
 };
 
-/// `conv_activation{..., activation}(x, w, bias?)`: [`CONV`] and an activation of its result:
-/// `silu`, `relu`, `sigmoid`, `tanh`, `gelu` or `gelu_tanh`.
+/// `conv_activation{..., activation, slope?, input_slope?}(x, w, bias?)`: [`CONV`] and an activation of
+/// its result: `none`, `silu`, `relu`, `sigmoid`, `tanh`, `gelu`, `gelu_tanh`, or `leaky_relu` with its
+/// `slope`. With an `input_slope` the input goes through a `leaky_relu` of that slope first.
 pub static CONV_ACTIVATION: Jet = Jet {
     name: "conv_activation",
     summary: "convolution and activation",
     define: |b, inputs, attrs| {
         arity("conv_activation", inputs, 2..=3)?;
-        let y = conv(b, inputs, attrs)?;
-        Ok(vec![activate(b, y, attrs.text("activation")?)?])
+        let y = bent_conv(b, inputs, attrs)?;
+        Ok(vec![activate(b, y, attrs)?])
     },
     signatures: || {
         let w = [Dim::symbol("m"), Dim::symbol("d1"), 3.into(), 3.into()];
@@ -47,14 +48,56 @@ pub static CONV_ACTIVATION: Jet = Jet {
         vec![Signature { inputs, attrs: window(&[1, 1]).with("activation", "silu") }]
     },
     cases: || {
-        ["silu", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh"]
-            .into_iter()
-            .zip(shapes())
-            .map(|(activation, shape)| {
-                let attrs = window(&vec![1; shape.x.len() - 2]).with("activation", activation);
-                shape.case(attrs)
-            })
-            .collect()
+        let activations =
+            ["silu", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "leaky_relu", "none"];
+        let each = activations.into_iter().cycle().zip(shapes()).enumerate();
+        each.map(|(number, (activation, shape))| {
+            let attrs = window(&vec![1; shape.x.len() - 2])
+                .with("activation", activation)
+                .with("slope", 0.2);
+            let bends = activation == "none" || number % 3 == 1;
+            shape.case(if bends { attrs.with("input_slope", 0.1) } else { attrs })
+        })
+        .collect()
+    },
+    tolerance: SUMMED,
+    in_place: &[],
+};
+
+/// `conv_add{..., activation?, slope?, input_slope?}(x, w, bias[M], residual)`: [`CONV`] added to
+/// `residual`, and an activation of the sum; attributes are those of [`CONV_ACTIVATION`].
+pub static CONV_ADD: Jet = Jet {
+    name: "conv_add",
+    summary: "convolution added to a residual",
+    define: |b, inputs, attrs| {
+        arity("conv_add", inputs, 4..=4)?;
+        let y = bent_conv(b, &inputs[..3], attrs)?;
+        let y = b.add(inputs[3], y)?;
+        Ok(vec![if attrs.get("activation").is_some() { activate(b, y, attrs)? } else { y }])
+    },
+    signatures: || {
+        let w = [Dim::symbol("m"), Dim::symbol("d1"), 1.into(), 1.into()];
+        let residual = ["d0", "m", "d2", "d3"].map(Dim::symbol);
+        let inputs = vec![
+            f32_of_rank(4),
+            Fact::new(DType::F32, w),
+            Fact::new(DType::F32, [Dim::symbol("m")]),
+            Fact::new(DType::F32, residual),
+        ];
+        vec![Signature { inputs, attrs: window(&[1, 1]) }]
+    },
+    cases: || {
+        let each = shapes().into_iter().enumerate();
+        each.map(|(number, shape)| {
+            let attrs = window(&vec![1; shape.x.len() - 2]);
+            let shape = Shape { bias: true, ..shape };
+            let outputs = shape.outputs();
+            let bends = number % 2 == 0;
+            let attrs = if bends { attrs.with("input_slope", 0.3) } else { attrs };
+            let attrs = if number % 3 == 0 { attrs.with("activation", "relu") } else { attrs };
+            shape.case(attrs).normal(&outputs)
+        })
+        .collect()
     },
     tolerance: SUMMED,
     in_place: &[],
@@ -122,6 +165,18 @@ impl Shape {
         let attrs = self.attrs(attrs);
         let case = Case::new(self.name, attrs).normal(self.x).normal(self.w);
         if self.bias { case.normal(&[self.w[0]]) } else { case }
+    }
+}
+
+impl Shape {
+    /// The shape of its result.
+    fn outputs(&self) -> Vec<usize> {
+        let axes = self.strides.len();
+        let along = |i: usize| {
+            let room = self.x[2 + i] + self.pads[i] + self.pads[axes + i];
+            (room - self.dilations[i] * (self.w[2 + i] - 1) - 1) / self.strides[i] + 1
+        };
+        [self.x[0], self.w[0]].into_iter().chain((0..axes).map(along)).collect()
     }
 }
 
@@ -213,6 +268,34 @@ fn shapes() -> Vec<Shape> {
             ..plain
         },
         Shape { name: "no images", x: &[0, 5, 4, 4], ..plain },
+        // Long enough to be computed in bands.
+        Shape {
+            name: "one axis, very long",
+            x: &[1, 40, 7_001],
+            w: &[5, 40, 3],
+            strides: &[1],
+            pads: &[5, 3],
+            dilations: &[3],
+            ..plain
+        },
+        Shape {
+            name: "few positions",
+            x: &[1, 33, 9],
+            w: &[70, 33, 5],
+            strides: &[2],
+            pads: &[3, 1],
+            dilations: &[1],
+            ..plain
+        },
+        Shape {
+            name: "few positions, dilated",
+            x: &[2, 19, 4, 5],
+            w: &[37, 19, 2, 3],
+            strides: &[2, 3],
+            pads: &[1, 0, 1, 2],
+            dilations: &[3, 2],
+            ..plain
+        },
     ]
 }
 
@@ -245,6 +328,15 @@ fn list(attrs: &Attrs, name: &str, n: usize) -> Result<Vec<usize>, IrError> {
         want: "one entry an axis (pads: two)",
         got: format!("{sizes:?}"),
     })
+}
+
+/// [`conv`], of an input that goes through a `leaky_relu` where the attributes say so.
+fn bent_conv(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Result<ValueId, IrError> {
+    let mut inputs = inputs.to_vec();
+    if attrs.get("input_slope").is_some() {
+        inputs[0] = leaky(b, inputs[0], attrs.float("input_slope")?)?;
+    }
+    conv(b, &inputs, attrs)
 }
 
 fn conv(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Result<ValueId, IrError> {
@@ -330,8 +422,10 @@ fn contract(
     b.add(y, bias)
 }
 
-fn activate(b: &mut Builder, y: ValueId, activation: &str) -> Result<ValueId, IrError> {
-    match activation {
+fn activate(b: &mut Builder, y: ValueId, attrs: &Attrs) -> Result<ValueId, IrError> {
+    match attrs.text("activation")? {
+        "none" => Ok(y),
+        "leaky_relu" => leaky(b, y, attrs.float("slope")?),
         "silu" => {
             let s = sigmoid(b, y)?;
             b.mul(y, s)
@@ -346,7 +440,7 @@ fn activate(b: &mut Builder, y: ValueId, activation: &str) -> Result<ValueId, Ir
         "gelu_tanh" => gelu(b, y, &Attrs::new().with("approximate", "tanh")),
         other => Err(IrError::Attr {
             name: "activation".into(),
-            want: "silu, relu, sigmoid, tanh, gelu or gelu_tanh",
+            want: "none, silu, relu, leaky_relu, sigmoid, tanh, gelu or gelu_tanh",
             got: other.to_owned(),
         }),
     }
@@ -450,6 +544,7 @@ fn transposed_cases() -> Vec<Case> {
             "dilations",
             vec![3].into(),
         ),
+        case("one axis, very long", &[1, 40, 7001], &[40, 4, 4], &[2], &[1, 2]).normal(&[4]),
         case("pads beyond the kernel", &[1, 2, 9], &[2, 3, 2], &[1], &[3, 2]),
         case("stride beyond the kernel", &[1, 2, 4, 3], &[2, 3, 1, 2], &[3, 3], &[0; 4]),
         case("three axes", &[1, 2, 3, 4, 3], &[2, 2, 3, 2, 2], &[1, 2, 1], &[1, 0, 0, 1, 0, 1]),

@@ -20,9 +20,9 @@ mod sdpa_disentangled;
 mod sdpa_packed;
 mod sdpa_paged;
 
-pub use activation::{GELU, RELU, SIGMOID, SILU, SOFTMAX, TANH};
+pub use activation::{GELU, LEAKY_RELU, RELU, SIGMOID, SILU, SOFTMAX, TANH};
 pub use arithmetic::{ADD, CLAMP, MUL, SUB};
-pub use conv::{CONV, CONV_ACTIVATION, CONV_TRANSPOSE};
+pub use conv::{CONV, CONV_ACTIVATION, CONV_ADD, CONV_TRANSPOSE};
 pub use embedding::EMBEDDING;
 pub use fused::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 pub use gated::{GEGLU, SWIGLU};

@@ -1,7 +1,7 @@
 //! Operators that compute each element alone.
 
 use cyb_ir::{Attrs, Cmp, Exp, ValueId};
-use cyb_jets::{GELU, SILU};
+use cyb_jets::{GELU, LEAKY_RELU, SILU};
 use cyb_tensor::DType;
 
 use super::Rows;
@@ -337,12 +337,8 @@ fn atanh(c: &mut Context<'_>, x: ValueId) -> Made {
 }
 
 fn leaky(c: &mut Context<'_>, x: ValueId, alpha: f64) -> Made {
-    if c.dtype(x) == DType::F32 {
-        // alpha x + (1 - alpha) max(x, 0), which is made of jets.
-        let low = c.b.scale(x, alpha)?;
-        let above = c.relu(x)?;
-        let above = c.b.scale(above, 1.0 - alpha)?;
-        return Ok(c.b.add(low, above)?);
+    if c.dtype(x) == DType::F32 && alpha != 0.0 {
+        return Ok(c.b.jet(&LEAKY_RELU, Attrs::new().with("slope", alpha), &[x])?);
     }
     let zero = c.scalar(x, 0.0)?;
     let small = c.b.scale(x, alpha)?;

@@ -30,6 +30,8 @@ pub(super) enum Code {
     Sigmoid,
     Tanh,
     Relu,
+    /// By the bits of its slope.
+    LeakyRelu(u32),
     Gelu,
     GeluTanh,
     GeluQuick,
@@ -243,6 +245,7 @@ pub(super) fn has(code: Code, dtype: DType) -> bool {
         | Code::Sigmoid
         | Code::Tanh
         | Code::Relu
+        | Code::LeakyRelu(_)
         | Code::Gelu
         | Code::GeluTanh
         | Code::GeluQuick => dtype == DType::F32,
@@ -294,6 +297,10 @@ pub(super) unsafe fn run<S: Isa>(s: S, code: Code, dtype: DType, at: &Places) {
             Code::Sigmoid => vectors!(s, at, math::sigmoid),
             Code::Tanh => vectors!(s, at, math::tanh),
             Code::Relu => vectors!(s, at, relu),
+            Code::LeakyRelu(slope) => {
+                let slope = f32::from_bits(slope);
+                map!(at, f32, f32, |x| if x > 0.0 { x } else { slope * x });
+            }
             Code::Gelu => vectors!(s, at, math::gelu_erf),
             Code::GeluTanh => vectors!(s, at, math::gelu_tanh),
             Code::GeluQuick => vectors!(s, at, math::gelu_quick),

@@ -301,6 +301,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row { op: "sigmoid", name: "chain", supports, build },
     Row { op: "tanh", name: "chain", supports, build },
     Row { op: "relu", name: "chain", supports, build },
+    Row { op: "leaky_relu", name: "chain", supports, build },
     Row { op: "gelu", name: "chain", supports, build },
 ];
 

@@ -79,6 +79,7 @@ pub(super) fn code(op: &Op, first: DType, output: DType) -> Option<(Code, DType)
                 "sigmoid" => Code::Sigmoid,
                 "tanh" => Code::Tanh,
                 "relu" => Code::Relu,
+                "leaky_relu" => Code::LeakyRelu((attrs.float("slope").ok()? as f32).to_bits()),
                 "gelu" => match attrs.text("approximate").ok()? {
                     "none" => Code::Gelu,
                     "tanh" => Code::GeluTanh,

@@ -7,7 +7,11 @@
 //! planes, so that a few at the end of each row are computed and dropped. Lanes are positions;
 //! the sum of an output goes over channels, then taps, one fused multiply-add each, whatever the
 //! tile. A transposed convolution is one such product for each phase of its stride.
+//!
+//! Long inputs of one axis have no planes as a whole: each worker copies a band of positions of all
+//! channels, which stays in its second-level cache, and computes the band's outputs.
 
+mod few;
 mod product;
 mod winograd;
 
@@ -17,16 +21,18 @@ use cyb_exec::{Call, ExecError};
 use cyb_simd::AnyIsa;
 use cyb_tensor::Tensor;
 
-use self::product::{Activation, COLUMNS, Fill, ROWS_OF_BLOCK, Unit};
+use self::few::Few;
+use self::product::{Activation, COLUMNS, Fill, FillBand, ROWS_OF_BLOCK, Unit};
 use self::winograd::Winograd;
 use super::geometry::{Geometry, Layout, MAX_AXES, Part};
 use super::{attrs_of, decode_row, decodes};
-use crate::io::{Io, RawTensor};
+use crate::io::{Io, RawTensor, Shared};
 use crate::kernel::{Build, Kernel, Row};
 
 pub(crate) static ROWS: &[Row] = &[
     Row { op: "conv", name: "conv_f32", supports: fits, build },
     Row { op: "conv_activation", name: "conv_f32", supports: fits, build },
+    Row { op: "conv_add", name: "conv_f32", supports: fits, build },
     Row { op: "conv_transpose", name: "conv_transpose_f32", supports: fits, build },
 ];
 
@@ -37,10 +43,15 @@ const MAX_BLOCKS: usize = 8;
 const ENOUGH_UNITS: usize = 24;
 /// Floats behind the padded planes that the last tile may read.
 const SLACK: usize = 2 * COLUMNS;
+/// Floats of planes from which they are made in bands, and of a band.
+const LONG: usize = 1 << 17;
+const BAND: usize = 1 << 15;
+/// Bands that a step should have at least.
+const ENOUGH_BANDS: usize = 8;
 
 fn fits(call: &Call<'_>) -> bool {
     let (x, w) = (call.inputs[0], call.inputs[1]);
-    let floats = [Some(&x), Some(&call.outputs[0]), call.inputs.get(2)];
+    let floats = [Some(&x), Some(&call.outputs[0]), call.inputs.get(2), call.inputs.get(3)];
     floats.into_iter().flatten().all(|f| f.dtype == cyb_tensor::DType::F32)
         && (3..=2 + MAX_AXES).contains(&x.rank())
         && call.fixed[1]
@@ -55,6 +66,8 @@ struct Conv {
     weights: Arc<Vec<Vec<f32>>>,
     rows_of_block: usize,
     activation: Activation,
+    /// Of the `leaky_relu` that the input goes through; 1 where it does not.
+    slope: f32,
     isa: AnyIsa,
     threads: usize,
 }
@@ -73,24 +86,37 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
             "sigmoid" => Activation::Sigmoid,
             "tanh" => Activation::Tanh,
             "gelu" => Activation::Gelu,
-            _ => Activation::GeluTanh,
+            "gelu_tanh" => Activation::GeluTanh,
+            "leaky_relu" => Activation::LeakyRelu(attrs.float("slope")? as f32),
+            _ => Activation::None,
         },
+    };
+    let slope = match attrs.get("input_slope") {
+        None => 1.0,
+        Some(_) => attrs.float("input_slope")? as f32,
     };
     let (strides, dilations) = (attrs.sizes("strides")?, attrs.sizes("dilations")?);
     let (pads, groups) = (attrs.sizes("pads")?, attrs.size("groups")?);
     let threads = b.team.count();
+    let shape = shape.to_vec();
+    if let Some(few) = Few::build(b, &shape, activation, slope)? {
+        return Ok(Box::new(few));
+    }
+    let shape = shape.as_slice();
     if !transposed && winograd::pays(shape, &strides, &dilations, groups) {
         let form = format!("winograd of {groups}");
         let weights = b.pack_as(b.node.inputs[1], &form, |weight| {
             Ok(winograd::pack(shape, &decoded(weight)?, groups))
         })?;
-        let kernel = Winograd::new(shape, weights, &pads, groups, activation, b.isa, threads);
+        let bends = (activation, slope);
+        let kernel = Winograd::new(shape, weights, &pads, groups, bends, b.isa, threads);
         return Ok(Box::new(kernel));
     }
     let layout = match transposed {
         false => Layout::plain(shape, &strides, &pads, &dilations, groups),
         true => Layout::transposed(shape, &strides, &pads, &dilations, groups),
     };
+    let layout = if slope == 1.0 { layout } else { layout.with_planes() };
     let rows_of_block = if layout.rows < 4 { 1 } else { ROWS_OF_BLOCK };
     let form = format!("conv {transposed} {strides:?} {dilations:?} {pads:?} {groups}");
     let weights = b.pack_as(b.node.inputs[1], &form, |weight| {
@@ -98,7 +124,7 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         let each = layout.parts.iter();
         Ok(each.map(|part| pack(&layout, part, &values, rows_of_block, transposed)).collect())
     })?;
-    Ok(Box::new(Conv { weights, layout, rows_of_block, activation, isa: b.isa, threads }))
+    Ok(Box::new(Conv { weights, layout, rows_of_block, activation, slope, isa: b.isa, threads }))
 }
 
 fn decoded(weight: &Tensor) -> Result<Vec<f32>, String> {
@@ -149,16 +175,50 @@ struct Regions {
     end: usize,
 }
 
+/// The positions of a long line that are computed at a time.
+#[derive(Clone, Copy, Debug)]
+struct Bands {
+    positions: usize,
+    count: usize,
+    /// Floats of a channel: the positions, and what taps reach beyond them.
+    len: usize,
+}
+
 impl Conv {
+    /// How lines are cut, if they are.
+    fn bands(&self, g: &Geometry) -> Option<Bands> {
+        let layout = &self.layout;
+        let all = layout.channels * g.channel_len;
+        if !layout.is_line(g) || g.direct || all < LONG {
+            return None;
+        }
+        let reach = layout.reach();
+        let positions = (BAND / layout.channels).max(4 * reach) / COLUMNS * COLUMNS;
+        let positions = positions.max(COLUMNS);
+        let most = (0..layout.parts.len()).map(|part| layout.positions(g, part)).max()?;
+        let count = most.div_ceil(positions);
+        let bands = Bands { positions, count, len: (positions + reach).next_multiple_of(16) };
+        (count * g.images * layout.groups >= ENOUGH_BANDS).then_some(bands)
+    }
+
     fn regions(&self, g: &Geometry) -> Regions {
         let all_taps: usize = self.layout.parts.iter().map(|p| p.taps.len()).sum();
         let planes = (all_taps * self.layout.channels).next_multiple_of(16);
         let channels = g.images * self.layout.groups * self.layout.channels;
-        let copied = if g.direct { 0 } else { channels * g.channel_len + SLACK };
+        let copied = match self.bands(g) {
+            Some(bands) => self.threads * self.band_floats(&bands),
+            None if g.direct => 0,
+            None => channels * g.channel_len + SLACK,
+        };
         let tail = planes + copied.next_multiple_of(16);
         let sums = tail + if g.direct { channels * 16 + SLACK } else { 0 };
         let end = sums + self.threads * MAX_BLOCKS * self.rows_of_block * COLUMNS;
         Regions { offsets: 0, planes, tail, sums, end }
+    }
+
+    /// Floats of a worker's band.
+    fn band_floats(&self, bands: &Bands) -> usize {
+        self.layout.channels * bands.len + SLACK
     }
 
     /// Blocks of rows in one unit of work.
@@ -169,6 +229,19 @@ impl Conv {
         }
         chunk
     }
+}
+
+/// A run of the kernel: its operands, and where things are.
+struct Running<'a> {
+    conv: &'a Conv,
+    g: Geometry,
+    regions: Regions,
+    x: &'a [f32],
+    bias: Option<&'a [f32]>,
+    residual: Option<&'a [f32]>,
+    out: Shared<'a, f32>,
+    /// This worker's running sums.
+    sums: *mut f32,
 }
 
 impl Kernel for Conv {
@@ -188,14 +261,14 @@ impl Kernel for Conv {
         if g.images * g.out_len == 0 {
             return Ok(());
         }
-        let x = io.slice::<f32>(0);
-        let bias = (io.inputs.len() > 2).then(|| io.slice::<f32>(2));
         let regions = self.regions(&g);
         let scratch = io.scratch::<f32>();
         assert!(regions.end <= scratch.len(), "the scratch was made for smaller shapes");
         if layout.channels * g.channel_len > i32::MAX as usize || g.out_len > i32::MAX as usize {
             return Err("a group of channels has more than 2^31 elements".to_owned());
         }
+        let bands = self.bands(&g);
+        let apart = bands.map_or(g.channel_len, |bands| bands.len);
 
         // Phase 1: offsets, and the padded planes.
         let offset_ints = io.scratch::<i32>();
@@ -207,10 +280,85 @@ impl Kernel for Conv {
             let mine = unsafe { offset_ints.range(first + share.start * taps, share.len() * taps) };
             let places = share.flat_map(|c| part.taps.iter().map(move |t| (c, t)));
             for (slot, (c, tap)) in mine.iter_mut().zip(places) {
-                *slot = (c * g.channel_len + layout.place(&g, tap)) as i32;
+                *slot = (c * apart + layout.place(&g, tap)) as i32;
             }
             first += layout.channels * taps;
         }
+        let sums_len = MAX_BLOCKS * self.rows_of_block * COLUMNS;
+        let running = Running {
+            conv: self,
+            x: io.slice::<f32>(0),
+            bias: (io.inputs.len() > 2).then(|| io.slice::<f32>(2)),
+            residual: (io.inputs.len() > 3).then(|| io.slice::<f32>(3)),
+            out: io.output::<f32>(0),
+            sums: scratch.start().wrapping_add(regions.sums + io.worker.index * sums_len),
+            g,
+            regions,
+        };
+        match bands {
+            None => running.with_planes(io),
+            Some(bands) => running.in_bands(io, bands),
+        }
+        Ok(())
+    }
+}
+
+impl Running<'_> {
+    /// Offsets of a part's taps.
+    ///
+    /// # Safety
+    /// They have been written, and nobody writes them now.
+    unsafe fn offsets(&self, io: &Io<'_>, part: usize) -> &[i32] {
+        let layout = &self.conv.layout;
+        let before: usize = layout.parts[..part].iter().map(|p| p.taps.len()).sum();
+        let first = self.regions.offsets + layout.channels * before;
+        let len = layout.channels * layout.parts[part].taps.len();
+        // SAFETY: the caller's contract; they lie inside the scratch.
+        unsafe { std::slice::from_raw_parts(io.scratch::<i32>().start().add(first), len) }
+    }
+
+    /// The outputs of a tile of a part for some blocks of rows.
+    fn unit(
+        &self,
+        offsets: &[i32],
+        product: usize,
+        (part, position): (usize, usize),
+        (block, count): (usize, usize),
+        planes: *const f32,
+        tail: *const f32,
+    ) {
+        let (conv, g) = (self.conv, &self.g);
+        let layout = &conv.layout;
+        let group = product % layout.groups;
+        let blocks = layout.rows.div_ceil(conv.rows_of_block);
+        let row = block * conv.rows_of_block;
+        let at = (product * layout.rows + row) * g.out_len;
+        let block_len = offsets.len() * conv.rows_of_block;
+        conv.isa.run(Unit {
+            layout,
+            geometry: g,
+            part,
+            position,
+            planes,
+            tail,
+            offsets,
+            weights: &conv.weights[part][(group * blocks + block) * block_len..],
+            rows_of_block: conv.rows_of_block,
+            rows: (layout.rows - row).min(count * conv.rows_of_block),
+            bias: self.bias.map(|b| &b[group * layout.rows + row..]),
+            residual: self.residual.map(|r| &r[at..]),
+            activation: conv.activation,
+            sums: self.sums,
+            out: self.out.start().wrapping_add(at),
+            out_floats: self.out.len() - at,
+        });
+    }
+
+    /// All planes first, then all products.
+    fn with_planes(&self, io: &Io<'_>) {
+        let (conv, g, regions, x) = (self.conv, &self.g, &self.regions, self.x);
+        let layout = &conv.layout;
+        let scratch = io.scratch::<f32>();
         let channels = g.images * layout.groups * layout.channels;
         let whole = g.in_len / 16 * 16;
         io.each(channels, |c| {
@@ -223,63 +371,77 @@ impl Kernel for Conv {
                 let at = regions.planes + c * g.channel_len;
                 // SAFETY: channels are disjoint.
                 let to = unsafe { scratch.range(at, g.channel_len) };
-                self.isa.run(Fill { layout, geometry: &g, from, to });
+                conv.isa.run(Fill { layout, geometry: g, from, slope: conv.slope, to });
             }
         });
         io.next_phase();
 
-        // Phase 2: products.
-        let blocks = layout.rows.div_ceil(self.rows_of_block);
-        let tiles_of = |part: usize| layout.positions(&g, part).div_ceil(COLUMNS);
+        let blocks = layout.rows.div_ceil(conv.rows_of_block);
+        let tiles_of = |part: usize| layout.positions(g, part).div_ceil(COLUMNS);
         let tiles: usize = (0..layout.parts.len()).map(tiles_of).sum();
         let products = g.images * layout.groups * tiles;
-        let chunk = self.chunk(products, blocks);
+        let chunk = conv.chunk(products, blocks);
         let chunks = blocks.div_ceil(chunk);
-        let out = io.output::<f32>(0);
-        let sums_len = MAX_BLOCKS * self.rows_of_block * COLUMNS;
-        let sums = scratch.start().wrapping_add(regions.sums + io.worker.index * sums_len);
         io.each(products * chunks, |unit| {
             let (rest, chunk_idx) = (unit / chunks, unit % chunks);
             let (product, mut tile) = (rest / tiles, rest % tiles);
-            let (mut part, mut first) = (0, regions.offsets);
+            let mut part = 0;
             while tile >= tiles_of(part) {
                 tile -= tiles_of(part);
-                first += layout.channels * layout.parts[part].taps.len();
                 part += 1;
             }
-            let group = product % layout.groups;
-            let k = layout.channels * layout.parts[part].taps.len();
-            let block = chunk_idx * chunk;
-            let position = tile * COLUMNS;
-            let first_channel = product * layout.channels;
             // SAFETY: phase 1 wrote offsets and planes, and nobody writes them now.
-            let offsets = unsafe { std::slice::from_raw_parts(offset_ints.start().add(first), k) };
+            let offsets = unsafe { self.offsets(io, part) };
+            let first_channel = product * layout.channels;
             let planes: *const f32 = if g.direct {
                 x[first_channel * g.in_len..].as_ptr()
             } else {
                 scratch.start().wrapping_add(regions.planes + first_channel * g.channel_len)
             };
             let tail: *const f32 = scratch.start().wrapping_add(regions.tail + first_channel * 16);
-            let row = block * self.rows_of_block;
-            let at = (product * layout.rows + row) * g.out_len;
-            self.isa.run(Unit {
-                layout,
-                geometry: &g,
-                part,
-                position,
-                planes,
-                tail,
-                offsets,
-                weights: &self.weights[part][(group * blocks + block) * k * self.rows_of_block..],
-                rows_of_block: self.rows_of_block,
-                rows: (layout.rows - row).min(chunk * self.rows_of_block),
-                bias: bias.map(|b| &b[group * layout.rows + row..]),
-                activation: self.activation,
-                sums,
-                out: out.start().wrapping_add(at),
-                out_floats: out.len() - at,
-            });
+            let block = chunk_idx * chunk;
+            let count = chunk.min(blocks - block);
+            self.unit(offsets, product, (part, tile * COLUMNS), (block, count), planes, tail);
         });
-        Ok(())
+    }
+
+    /// Band by band: a worker's planes are its own, and all rows are computed from them.
+    fn in_bands(&self, io: &Io<'_>, bands: Bands) {
+        io.next_phase();
+        let (conv, g) = (self.conv, &self.g);
+        let layout = &conv.layout;
+        let floats = conv.band_floats(&bands);
+        let own = self.regions.planes + io.worker.index * floats;
+        // SAFETY: every worker has a part of its own.
+        let planes = unsafe { io.scratch::<f32>().range(own, floats) };
+        let group_len = layout.channels * g.in_len;
+        let blocks = layout.rows.div_ceil(conv.rows_of_block);
+        io.each(g.images * layout.groups * bands.count, |unit| {
+            let (product, band) = (unit / bands.count, unit % bands.count);
+            let position = band * bands.positions;
+            conv.isa.run(FillBand {
+                layout,
+                from: &self.x[product * group_len..][..group_len],
+                channel_len: g.in_len,
+                slope: conv.slope,
+                position,
+                to: &mut planes[..layout.channels * bands.len],
+                band_len: bands.len,
+            });
+            // Where position 0 would lie.
+            let start = planes.as_ptr().wrapping_sub(position);
+            for part in 0..layout.parts.len() {
+                // SAFETY: phase 1 wrote offsets, and nobody writes them now.
+                let offsets = unsafe { self.offsets(io, part) };
+                let end = layout.positions(g, part).min(position + bands.positions);
+                for tile in (position..end).step_by(COLUMNS) {
+                    for block in (0..blocks).step_by(MAX_BLOCKS) {
+                        let count = MAX_BLOCKS.min(blocks - block);
+                        let tail = std::ptr::null();
+                        self.unit(offsets, product, (part, tile), (block, count), start, tail);
+                    }
+                }
+            }
+        });
     }
 }

@@ -24,6 +24,7 @@ pub(super) enum Activation {
     Tanh,
     Gelu,
     GeluTanh,
+    LeakyRelu(f32),
 }
 
 /// Writes the planes of a channel.
@@ -31,6 +32,8 @@ pub(super) struct Fill<'a> {
     pub(super) layout: &'a Layout,
     pub(super) geometry: &'a Geometry,
     pub(super) from: &'a [f32],
+    /// Of the `leaky_relu` that elements go through; 1 where they do not.
+    pub(super) slope: f32,
     pub(super) to: &'a mut [f32],
 }
 
@@ -40,12 +43,51 @@ impl SimdOp for Fill<'_> {
     #[inline(always)]
     fn eval<S: Isa>(self, _: S) {
         let to = self.to.chunks_exact_mut(self.geometry.pitch().max(1));
-        self.layout.walk(self.geometry, &mut Rows { from: self.from, to });
+        let mut rows = Rows { from: self.from, slope: self.slope, to };
+        self.layout.walk(self.geometry, &mut rows);
+    }
+}
+
+/// Writes a part of the planes of all channels of a group, which are lines.
+pub(super) struct FillBand<'a> {
+    pub(super) layout: &'a Layout,
+    /// The channels, each of `channel_len`.
+    pub(super) from: &'a [f32],
+    pub(super) channel_len: usize,
+    pub(super) slope: f32,
+    /// The first position.
+    pub(super) position: usize,
+    /// For each channel `band_len`.
+    pub(super) to: &'a mut [f32],
+    pub(super) band_len: usize,
+}
+
+impl SimdOp for FillBand<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, _: S) {
+        let channels = self.from.chunks_exact(self.channel_len);
+        for (from, to) in channels.zip(self.to.chunks_exact_mut(self.band_len)) {
+            self.layout.fill_line(self.position, from, to);
+            bend(to, self.slope);
+        }
+    }
+}
+
+/// `leaky_relu` in place.
+#[inline(always)]
+fn bend(values: &mut [f32], slope: f32) {
+    if slope != 1.0 {
+        for v in values {
+            *v = if *v > 0.0 { *v } else { slope * *v };
+        }
     }
 }
 
 struct Rows<'a> {
     from: &'a [f32],
+    slope: f32,
     to: std::slice::ChunksExactMut<'a, f32>,
 }
 
@@ -56,7 +98,9 @@ impl PlaneRows for Rows<'_> {
         let Some(line) = line else { return row.fill(0.0) };
         row[..line.skip].fill(0.0);
         row[line.end..].fill(0.0);
-        spread(line.of(self.from), line.stride, &mut row[line.skip..line.end]);
+        let row = &mut row[line.skip..line.end];
+        spread(line.of(self.from), line.stride, row);
+        bend(row, self.slope);
     }
 }
 
@@ -99,6 +143,8 @@ pub(super) struct Unit<'a> {
     /// Output channels of the chunk.
     pub(super) rows: usize,
     pub(super) bias: Option<&'a [f32]>,
+    /// Added before the activation: the chunk's channels, as they lie in the output.
+    pub(super) residual: Option<&'a [f32]>,
     pub(super) activation: Activation,
     /// Running sums of the worker: blocks of rows of [`COLUMNS`].
     pub(super) sums: *mut f32,
@@ -118,7 +164,7 @@ impl SimdOp for Unit<'_> {
         if !g.direct {
             // SAFETY: positions lie in the planes, and `SLACK` floats lie behind them; offsets
             // lead to the taps of position 0.
-            unsafe { self.sum(s, self.planes.add(self.position), None, 0, vectors) };
+            unsafe { self.sum(s, self.planes.wrapping_add(self.position), None, 0, vectors) };
         } else {
             let partial = left < vectors * LANES;
             if partial {
@@ -128,7 +174,7 @@ impl SimdOp for Unit<'_> {
             }
             if vectors > 0 {
                 // SAFETY: whole vectors lie in the input's channel.
-                unsafe { self.sum(s, self.planes.add(self.position), None, 0, vectors) };
+                unsafe { self.sum(s, self.planes.wrapping_add(self.position), None, 0, vectors) };
             }
         }
         self.store(s);
@@ -209,6 +255,21 @@ impl Unit<'_> {
                 if let Some(bias) = self.bias {
                     v = s.add(v, s.splat(bias[row]));
                 }
+                if let Some(residual) = self.residual {
+                    let channel = &residual[row * out_len..][..out_len];
+                    v = s.add(
+                        v,
+                        if whole {
+                            s.load_partial(&channel[start as usize..][..LANES])
+                        } else {
+                            let mut lanes = [0f32; LANES];
+                            for (lane, &place) in lanes.iter_mut().zip(places.iter()) {
+                                *lane = channel.get(place as usize).copied().unwrap_or(0.0);
+                            }
+                            s.load_partial(&lanes)
+                        },
+                    );
+                }
                 v = activate(s, v, self.activation);
                 if whole {
                     // SAFETY: 16 outputs side by side inside the channel; the assertion above
@@ -239,6 +300,7 @@ pub(super) fn activate<S: Isa>(s: S, v: S::F, activation: Activation) -> S::F {
         Activation::Tanh => math::tanh(s, v),
         Activation::Gelu => math::gelu_erf(s, v),
         Activation::GeluTanh => math::gelu_tanh(s, v),
+        Activation::LeakyRelu(slope) => s.select_gt(v, s.splat(0.0), v, s.mul(v, s.splat(slope))),
     }
 }
 

@@ -34,6 +34,7 @@ pub(super) struct Winograd {
     /// For each group and block of rows: 16 matrices of `channels` by [`ROWS_OF_BLOCK`].
     weights: Arc<Vec<f32>>,
     activation: Activation,
+    slope: f32,
     isa: AnyIsa,
     threads: usize,
 }
@@ -45,12 +46,12 @@ impl Winograd {
         weights: Arc<Vec<f32>>,
         pads: &[usize],
         groups: usize,
-        activation: Activation,
+        (activation, slope): (Activation, f32),
         isa: AnyIsa,
         threads: usize,
     ) -> Winograd {
         let layout = tiles(w, pads, groups);
-        Winograd { layout, weights, activation, isa, threads }
+        Winograd { layout, weights, activation, slope, isa, threads }
     }
 
     /// The geometry of the convolution of tiles.
@@ -139,6 +140,7 @@ impl Kernel for Winograd {
         }
         let x = io.slice::<f32>(0);
         let bias = (io.inputs.len() > 2).then(|| io.slice::<f32>(2));
+        let residual = (io.inputs.len() > 3).then(|| io.slice::<f32>(3));
         let scratch = io.scratch::<f32>();
         let own = self.planes_floats(&g);
         assert!(own + self.threads * self.own_floats() <= scratch.len(), "scratch of other shapes");
@@ -146,7 +148,7 @@ impl Kernel for Winograd {
             let from = &x[c * g.in_len..][..g.in_len];
             // SAFETY: channels are disjoint.
             let to = unsafe { scratch.range(c * g.channel_len, g.channel_len) };
-            self.isa.run(Fill { layout, geometry: &g, from, to });
+            self.isa.run(Fill { layout, geometry: &g, from, slope: self.slope, to });
         });
         io.next_phase();
 
@@ -180,6 +182,7 @@ impl Kernel for Winograd {
                 weights: &self.weights[(group * blocks + block) * block_len..][..count * block_len],
                 rows: (layout.rows - row).min(count * ROWS_OF_BLOCK),
                 bias: bias.map(|b| &b[group * layout.rows + row..]),
+                residual: residual.map(|r| &r[at..]),
                 own,
                 out: out.start().wrapping_add(at),
                 out_floats: out.len() - at,
@@ -202,6 +205,8 @@ struct Unit<'a> {
     weights: &'a [f32],
     rows: usize,
     bias: Option<&'a [f32]>,
+    /// Added before the activation: the chunk's channels, as they lie in the output.
+    residual: Option<&'a [f32]>,
     /// The worker's own floats.
     own: *mut f32,
     /// The chunk's first output channel, and the floats from there to the end.
@@ -347,8 +352,15 @@ impl Unit<'_> {
                 let bias = s.splat(self.bias.map_or(0.0, |b| b[row]));
                 for (i, points) in turned.into_iter().enumerate() {
                     let [even, odd] = backward(s, points);
-                    let even = activate(s, s.add(even, bias), self.winograd.activation);
-                    let odd = activate(s, s.add(odd, bias), self.winograd.activation);
+                    let (mut even, mut odd) = (s.add(even, bias), s.add(odd, bias));
+                    if let Some(residual) = self.residual {
+                        let [more_even, more_odd] =
+                            self.residual_of(residual, row, i, &runs[..n_runs]);
+                        even = s.add(even, s.load_partial(&more_even));
+                        odd = s.add(odd, s.load_partial(&more_odd));
+                    }
+                    let even = activate(s, even, self.winograd.activation);
+                    let odd = activate(s, odd, self.winograd.activation);
                     let (even, odd) = (s.to_array(even), s.to_array(odd));
                     let mut line = [0f32; 2 * LANES];
                     for lane in 0..LANES {
@@ -371,6 +383,26 @@ impl Unit<'_> {
                 }
             }
         }
+    }
+
+    /// What is added to the even and to the odd outputs of a row of the tiles in `runs`.
+    #[inline(always)]
+    fn residual_of(
+        &self,
+        residual: &[f32],
+        row: usize,
+        line: usize,
+        runs: &[Run],
+    ) -> [[f32; LANES]; 2] {
+        let [height, width] = self.shape;
+        let mut both = [[0f32; LANES]; 2];
+        for run in runs.iter().filter(|run| line == 0 || run.both) {
+            let at = row * height * width + run.place + line * width;
+            for (i, value) in residual[at..at + run.outputs].iter().enumerate() {
+                both[i % 2][run.lane + i / 2] = *value;
+            }
+        }
+        both
     }
 
     /// The runs of a vector of tiles.
