@@ -10,6 +10,7 @@ mod commands;
 mod failure;
 mod interrupt;
 mod output;
+mod plan;
 mod settings;
 
 use std::process::ExitCode;

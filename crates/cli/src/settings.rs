@@ -74,7 +74,10 @@ pub(crate) struct Setting {
 
 /// All options.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Settings(Vec<Setting>);
+pub(crate) struct Settings {
+    all: Vec<Setting>,
+    verbose: bool,
+}
 
 impl Settings {
     /// Collects the options. `flags` are those that the command line gave.
@@ -132,16 +135,16 @@ impl Settings {
                 all.join(", ")
             )));
         }
-        Ok(Settings(settings))
+        Ok(Settings { all: settings, verbose: common.verbose })
     }
 
     pub(crate) fn all(&self) -> &[Setting] {
-        &self.0
+        &self.all
     }
 
     /// The value of an option and where it comes from.
     fn get(&self, name: &str) -> Option<(&str, &Origin)> {
-        let setting = self.0.iter().find(|setting| setting.name == name)?;
+        let setting = self.all.iter().find(|setting| setting.name == name)?;
         setting.value.as_ref().map(|(value, origin)| (value.as_str(), origin))
     }
 
@@ -194,6 +197,8 @@ impl Settings {
                 .unwrap_or_default(),
             models_dir: self.get("models").map(|(text, _)| PathBuf::from(text)),
             context: self.parsed("context", "a number of tokens, 1 or more", positive)?,
+            announce: (self.verbose || self.get("gpu-layers").is_some())
+                .then_some(crate::plan::announce as fn(&[_])),
             cancel: crate::interrupt::cancel(),
             ..auto
         })

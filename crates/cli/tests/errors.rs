@@ -63,6 +63,20 @@ fn backends_that_are_not_here() {
 }
 
 #[test]
+fn layers_for_a_gpu_need_one() {
+    let on_cpu = ["run", "--model", &tiny(), "--prompt", "x", "--backend", "cpu"];
+    soma(&[&on_cpu[..], &["--gpu-layers", "2"]].concat()).fails(1, &["gpu-layers: 2", "cpu"]);
+    let model = tiny();
+    let info = soma(&["models", "info", &model, "--backend", "cpu", "--json"]).json();
+    let plan = &info["plan"][0];
+    assert_eq!((&plan["backend"], &plan["partly"]), (&"cpu".into(), &false.into()));
+    assert_eq!(plan["layers"][1], plan["n_layers"].as_u64().unwrap() - 1);
+    // Weights and keys and values are those of the loaded model.
+    assert_eq!(plan["states"], info["memory"]["kv"]);
+    assert!(plan["weights"].as_u64() <= info["memory"]["file"].as_u64().map(|n| n + 4096));
+}
+
+#[test]
 fn a_prompt_must_fit_the_context() {
     let text = "abcdefghijklmnopqrst";
     let words = ["run", "--raw", "--model", &tiny(), "--context", "8", "--prompt", text];

@@ -28,6 +28,12 @@ struct Broadcast {
     int a[6], b[6];
 };
 
+// IEEE 754 `maximum`: a NaN stays, +0 is above -0.
+__device__ __forceinline__ float maximum(float x, float y) {
+    if (x != x || y != y) return __int_as_float(0x7fc00000);
+    return x == y ? __int_as_float(__float_as_int(x) & __float_as_int(y)) : fmaxf(x, y);
+}
+
 extern "C" __global__ void binary(
     const float *a, const float *b, float *out, u64 n, int op, Broadcast shape) {
     wait_for_previous();
@@ -41,7 +47,29 @@ extern "C" __global__ void binary(
         at_b += (u64)index * shape.b[axis];
     }
     float x = a[at_a], y = b[at_b];
-    out[i] = op == 0 ? __fadd_rn(x, y) : op == 1 ? __fmul_rn(x, y) : __fsub_rn(x, y);
+    switch (op) {
+        case 0: out[i] = __fadd_rn(x, y); break;
+        case 1: out[i] = __fmul_rn(x, y); break;
+        case 2: out[i] = __fsub_rn(x, y); break;
+        default: out[i] = maximum(x, y);
+    }
+}
+
+// Elements of four bytes as a view has them: `shape` has the view's axes, from the last, and the
+// strides of what it views, in `a`. With `writes` the elements go there.
+extern "C" __global__ void view(
+    const u32 *from, u32 *to, u64 n, u64 start, int writes, Broadcast shape) {
+    wait_for_previous();
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    u64 rest = i, at = start;
+    for (int axis = shape.rank - 1; axis >= 0; axis--) {
+        int index = (int)(rest % shape.dims[axis]);
+        rest /= shape.dims[axis];
+        at += (long long)index * shape.a[axis];
+    }
+    if (writes) to[at] = from[i];
+    else to[i] = from[at];
 }
 
 // One new row of `width` elements stored in slot `slot`; the block works together.
@@ -216,37 +244,4 @@ extern "C" __global__ void embedding(
     const u8 *row = table + (u64)(known ? id : 0) * row_bytes;
     int i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i < width) out[(u64)blockIdx.x * width + i] = known ? element(row, kind, i) : __int_as_float(0x7fc00000);
-}
-
-// The place of the largest element in each of `gridDim.y` rows, the first of several; all ones for a
-// row with a NaN or plus infinity. Blocks of a row take shares of it; `keys` and `arrived`, one a
-// row, are zeros between launches.
-extern "C" __global__ void __launch_bounds__(256) largest(
-    const float *x, u64 *keys, u32 *arrived, u32 *out, int width) {
-    __shared__ u64 tops[8];
-    wait_for_previous();
-    int row = blockIdx.y;
-    x += (u64)row * width;
-    u64 top = 0;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) {
-        u32 bits = __float_as_int(x[i] + 0.0f); // -0 ties with +0
-        u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
-        u64 key = (u64)ascending << 32 | (u32)~i;
-        if (!(x[i] < INFINITY)) key = ~0ull;
-        top = key > top ? key : top;
-    }
-    for (int step = 16; step; step >>= 1) {
-        u64 other = __shfl_xor_sync(FULL, top, step);
-        top = other > top ? other : top;
-    }
-    if (threadIdx.x % WARP == 0) tops[threadIdx.x / WARP] = top;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < 8; w++) top = tops[w] > top ? tops[w] : top;
-    atomicMax(keys + row, top);
-    __threadfence();
-    if (atomicAdd(arrived + row, 1u) + 1 < gridDim.x) return;
-    u64 key = atomicExch(keys + row, 0);
-    arrived[row] = 0;
-    out[row] = key == ~0ull ? ~0u : ~(u32)key;
 }

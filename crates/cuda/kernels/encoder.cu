@@ -34,19 +34,41 @@ struct Packed {
     const int *bounds;      // [sequences + 1]
     const int *shown;       // [tokens]
     const float *bias;      // [heads, distances] or null
+    // Contents meet positions: `index` [distances] gives the row of a distance in the tables
+    // [positions, heads, d], either of which may be null.
+    const int *index;
+    const float *pos_k, *pos_q;
     float *out;             // [tokens, heads, e]
-    int sequences, tokens, heads, groups, d, e, distances, window, causal;
+    int sequences, tokens, heads, groups, d, e, distances, window, causal, positions;
     float scale;
 };
 
 #define QUERIES 16
 #define KEYS 32
 #define PER_WARP 4
+// Distances between the queries and the keys that a block has at once.
+#define APART (QUERIES + KEYS - 1)
 
 extern __shared__ __align__(16) float packed_memory[];
 
+// The rows of a table that the distances `first`, `first + 1`, ... have, side by side; of a place that
+// the table does not have, NaN.
+__device__ __forceinline__ void stage_apart(
+    const Packed &p, const float *table, int first, int head, int padded, int stride, float *out) {
+    int half = p.distances / 2;
+    for (int i = threadIdx.x; i < APART * padded; i += blockDim.x) {
+        int row = i / padded, column = i % padded;
+        int at = p.index[half + min(max(first + row, -half), half)];
+        float x = 0.0f;
+        if (column < p.d)
+            x = (u32)at < (u32)p.positions ? table[((u64)at * p.heads + head) * p.d + column]
+                                           : __int_as_float(0x7fc00000);
+        out[row * stride + column] = x;
+    }
+}
+
 // Columns of V that a lane has: 32 * COLUMNS of them in all.
-template <int COLUMNS>
+template <int COLUMNS, bool RELATIVE>
 __device__ __forceinline__ void attend(const Packed &p) {
     __shared__ int found[2]; // the block's sequence, and its first query there
     wait_for_previous();
@@ -83,6 +105,8 @@ __device__ __forceinline__ void attend(const Packed &p) {
     float *k = q + QUERIES * padded;    // [KEYS, stride]
     float *v = k + KEYS * stride;       // [KEYS, e]
     float *weights = v + KEYS * p.e;    // [QUERIES, KEYS]
+    float *apart_k = weights + QUERIES * KEYS; // [APART, stride] with pos_k
+    float *apart_q = apart_k + (p.pos_k ? APART * stride : 0);
     for (int i = threadIdx.x; i < QUERIES * padded; i += blockDim.x) {
         int row = i / padded, column = i % padded;
         float x = 0.0f;
@@ -119,10 +143,15 @@ __device__ __forceinline__ void attend(const Packed &p) {
             int row = i / p.e, column = i % p.e;
             v[i] = row < keys ? p.v[((u64)(begin + key0 + row) * p.groups + group) * p.e + column] : 0.0f;
         }
+        if (RELATIVE) {
+            int nearest = key0 - query0 - (QUERIES - 1);
+            if (p.pos_k) stage_apart(p, p.pos_k, nearest, head, padded, stride, apart_k);
+            if (p.pos_q) stage_apart(p, p.pos_q, nearest, head, padded, stride, apart_q);
+        }
         __syncthreads();
         int key = key0 + lane;
         bool shown = lane < keys && p.shown[begin + key] != 0;
-        float score[PER_WARP] = {};
+        float score[PER_WARP] = {}, turned[PER_WARP] = {};
         for (int c = 0; c < padded; c += 4) {
             float4 b = *(const float4 *)(k + lane * stride + c);
 #pragma unroll
@@ -130,8 +159,22 @@ __device__ __forceinline__ void attend(const Packed &p) {
                 float4 a = *(const float4 *)(q + (warp * PER_WARP + i) * padded + c);
                 score[i] = __fmaf_rn(a.x, b.x, score[i]), score[i] = __fmaf_rn(a.y, b.y, score[i]);
                 score[i] = __fmaf_rn(a.z, b.z, score[i]), score[i] = __fmaf_rn(a.w, b.w, score[i]);
+                int row = lane - (warp * PER_WARP + i) + QUERIES - 1;
+                if (RELATIVE && p.pos_k) {
+                    float4 r = *(const float4 *)(apart_k + row * stride + c);
+                    score[i] = __fmaf_rn(a.x, r.x, score[i]), score[i] = __fmaf_rn(a.y, r.y, score[i]);
+                    score[i] = __fmaf_rn(a.z, r.z, score[i]), score[i] = __fmaf_rn(a.w, r.w, score[i]);
+                }
+                if (RELATIVE && p.pos_q) {
+                    float4 r = *(const float4 *)(apart_q + row * stride + c);
+                    turned[i] = __fmaf_rn(b.x, r.x, turned[i]), turned[i] = __fmaf_rn(b.y, r.y, turned[i]);
+                    turned[i] = __fmaf_rn(b.z, r.z, turned[i]), turned[i] = __fmaf_rn(b.w, r.w, turned[i]);
+                }
             }
         }
+        // Queries are scaled when they come in, keys are not.
+        if (RELATIVE)
+            for (int i = 0; i < PER_WARP; i++) score[i] = __fmaf_rn(turned[i], p.scale, score[i]);
 #pragma unroll
         for (int i = 0; i < PER_WARP; i++) {
             int query = query0 + warp * PER_WARP + i, distance = key - query;
@@ -175,5 +218,7 @@ __device__ __forceinline__ void attend(const Packed &p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) attend_packed_64(Packed p) { attend<2>(p); }
-extern "C" __global__ void __launch_bounds__(128) attend_packed_256(Packed p) { attend<8>(p); }
+extern "C" __global__ void __launch_bounds__(128) attend_packed_64(Packed p) { attend<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(128) attend_packed_256(Packed p) { attend<8, false>(p); }
+extern "C" __global__ void __launch_bounds__(128) attend_apart_64(Packed p) { attend<2, true>(p); }
+extern "C" __global__ void __launch_bounds__(128) attend_apart_128(Packed p) { attend<4, true>(p); }

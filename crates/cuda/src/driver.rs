@@ -30,6 +30,11 @@ pub enum CudaError {
     OldDevice { name: String, capability: (i32, i32) },
     #[error("{bytes} bytes of GPU memory cannot be had")]
     Memory { bytes: usize },
+    #[error(
+        "the GPU failed ({call}: {why}) and computes nothing more for this process; start again, with \
+         --backend cpu if it goes on failing"
+    )]
+    Lost { call: &'static str, why: String },
     #[error("{call}: {why}")]
     Call { call: &'static str, why: String },
 }
@@ -37,7 +42,13 @@ pub enum CudaError {
 impl From<CudaError> for ExecError {
     fn from(error: CudaError) -> ExecError {
         match error {
-            CudaError::Memory { bytes } => ExecError::Memory { what: "the GPU", bytes },
+            CudaError::Memory { bytes } => ExecError::Step {
+                step: "the GPU's memory is full".into(),
+                why: format!(
+                    "{bytes} bytes more cannot be had; ask for a smaller --context, or put fewer \
+                     layers there (--gpu-layers)"
+                ),
+            },
             other => ExecError::Step { step: "cuda".into(), why: other.to_string() },
         }
     }
@@ -58,7 +69,32 @@ fn check(call: &'static str, code: sys::CUresult) -> Checked<()> {
     } else {
         format!("error {code:?}")
     };
-    Err(CudaError::Call { call, why })
+    match is_lost(code) {
+        true => Err(CudaError::Lost { call, why }),
+        false => Err(CudaError::Call { call, why }),
+    }
+}
+
+/// Whether all further calls of this process fail too: the GPU is gone, or its context is.
+fn is_lost(code: sys::CUresult) -> bool {
+    use sys::CUresult as C;
+    matches!(
+        code,
+        C::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | C::CUDA_ERROR_ECC_UNCORRECTABLE
+            | C::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | C::CUDA_ERROR_ILLEGAL_ADDRESS
+            | C::CUDA_ERROR_LAUNCH_TIMEOUT
+            | C::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | C::CUDA_ERROR_ASSERT
+            | C::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | C::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | C::CUDA_ERROR_MISALIGNED_ADDRESS
+            | C::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | C::CUDA_ERROR_INVALID_PC
+            | C::CUDA_ERROR_LAUNCH_FAILED
+            | C::CUDA_ERROR_UNKNOWN
+    )
 }
 
 /// A GPU with its context.
@@ -202,9 +238,6 @@ impl Gpu {
         let mut start = null_mut();
         // SAFETY: the pointer is to a local.
         let code = unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1), 0) };
-        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(CudaError::Memory { bytes });
-        }
         check("cuMemHostAlloc", code)?;
         // SAFETY: just allocated, of this size; no GPU work knows it yet.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };

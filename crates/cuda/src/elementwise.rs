@@ -1,7 +1,7 @@
 //! Norms, rotary embedding, cache writes, table lookups and what works element by element.
 
 use cyb_exec::{Call, ExecError};
-use cyb_ir::{Atom, Node, Op as IrOp, Read, Scatter, Write};
+use cyb_ir::{Atom, Cmp, Node, Op as IrOp, Read, Scatter, Write};
 use cyb_tensor::DType;
 
 use crate::driver::{Function, Launch, Parameter};
@@ -13,7 +13,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row { op: "rmsnorm", name: "rmsnorm", supports: norm_fits },
     Row { op: "rope", name: "rope", supports: rope_fits },
     Row { op: "kv_cache", name: "kv_cache", supports: cache_fits },
-    Row { op: "embedding", name: "embedding", supports: embedding_fits },
+    Row { op: "embedding", name: "embedding", supports: table_fits },
     Row { op: "add", name: "binary", supports: all_f32 },
     Row { op: "mul", name: "binary", supports: all_f32 },
     Row { op: "sub", name: "binary", supports: all_f32 },
@@ -64,18 +64,19 @@ fn table_kind(dtype: DType) -> Option<usize> {
         .position(|d| *d == dtype)
 }
 
-fn embedding_fits(call: &Call<'_>) -> bool {
+fn table_fits(call: &Call<'_>) -> bool {
     table_kind(call.inputs[0].dtype).is_some()
         && call.inputs[0].rank() == 2
         && call.inputs[1].dtype == DType::I32
 }
 
-/// Which sum or product an atom is, or that it takes or stores rows: what small jets become.
+/// Which operation on two tensors an atom is, or that it takes or stores rows: what small jets become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Small {
     Add,
     Mul,
     Take,
+    Max,
     Store,
 }
 
@@ -88,10 +89,11 @@ pub(crate) fn small(call: &Call<'_>) -> Option<Small> {
         IrOp::Atom(Atom::Add) if all_f32(call) => Some(Small::Add),
         IrOp::Atom(Atom::Mul) if all_f32(call) => Some(Small::Mul),
         IrOp::Atom(Atom::Read(Read::Gather { axis: 0 }))
-            if call.inputs[0].dtype == DType::F32 && embedding_fits(call) =>
+            if call.inputs[0].dtype == DType::F32 && table_fits(call) =>
         {
             Some(Small::Take)
         }
+        IrOp::Atom(Atom::Cmp(Cmp::Max)) if all_f32(call) => Some(Small::Max),
         IrOp::Atom(Atom::Write(Write::Scatter { axis: 0, mode: Scatter::Set })) if rows(call) => {
             Some(Small::Store)
         }
@@ -108,6 +110,7 @@ pub(crate) fn build(b: &mut Build<'_>, node: &Node) -> Result<Box<dyn Op>, ExecE
             Small::Add => Box::new(Binary { op: 0, function: function("binary")? }),
             Small::Mul => Box::new(Binary { op: 1, function: function("binary")? }),
             Small::Take => Box::new(Embedding { function: function("embedding")? }),
+            Small::Max => Box::new(Binary { op: 3, function: function("binary")? }),
             Small::Store => Box::new(Cache::new(b)?),
         });
     }

@@ -1,4 +1,5 @@
-//! What text encoders need besides: layernorm, and attention within packed sequences.
+//! What text encoders need besides: layernorm, and attention within packed sequences, by contents or
+//! by contents and relative positions.
 
 use cyb_exec::{Call, ExecError};
 use cyb_ir::Node;
@@ -10,6 +11,7 @@ use crate::op::{Build, Op, Operand, Row, Scratch, attrs_of, per_row};
 pub(crate) static ROWS: &[Row] = &[
     Row { op: "layernorm", name: "layernorm", supports: norm_fits },
     Row { op: "sdpa_packed", name: "attend_packed", supports: attention_fits },
+    Row { op: "sdpa_disentangled", name: "attend_apart", supports: disentangled_fits },
 ];
 
 /// Queries and keys that a block has at once; `QUERIES` and `KEYS` of `encoder.cu`.
@@ -18,6 +20,11 @@ const KEYS: usize = 32;
 const THREADS: u32 = 128;
 /// The widest heads.
 const WIDEST: usize = 256;
+/// The widest heads, keys and values, where contents meet positions: what the rows of positions leave
+/// of a block's shared memory on any GPU.
+const WIDEST_APART: [usize; 2] = [96, 128];
+/// Distances between a block's queries and keys; `APART` there.
+const APART: usize = QUERIES + KEYS - 1;
 
 fn norm_fits(call: &Call<'_>) -> bool {
     call.inputs.iter().all(|f| f.dtype == DType::F32) && call.inputs[0].rank() > 0
@@ -31,6 +38,15 @@ fn attention_fits(call: &Call<'_>) -> bool {
     // Scores are not bounded here.
     let plain = attrs_of(call.op).float("softcap").is_ok_and(|cap| cap == 0.0);
     floats && ints && bias && plain && width(0) && width(2)
+}
+
+fn disentangled_fits(call: &Call<'_>) -> bool {
+    let width = |i: usize, most: usize| call.inputs[i].shape[2].known().is_some_and(|n| n <= most);
+    let ints = 3..6;
+    let dtype = |i: usize| if ints.contains(&i) { DType::I32 } else { DType::F32 };
+    (0..call.inputs.len()).all(|i| call.inputs[i].dtype == dtype(i))
+        && width(0, WIDEST_APART[0])
+        && width(2, WIDEST_APART[1])
 }
 
 #[derive(Debug)]
@@ -59,11 +75,19 @@ impl Op for LayerNorm {
     }
 }
 
+/// How the distance of a query and a key counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distance {
+    /// Keys farther away than the window are not seen; 0 for none. There may be a bias.
+    Seen { window: usize, causal: bool },
+    /// Contents meet positions: with `c2p` queries those of keys, with `p2c` keys those of queries.
+    Positions { c2p: bool, p2c: bool },
+}
+
 #[derive(Debug)]
 pub(crate) struct PackedAttention {
     scale: f32,
-    window: usize,
-    causal: bool,
+    distance: Distance,
     function: Function,
 }
 
@@ -71,23 +95,32 @@ impl PackedAttention {
     pub(crate) fn build(b: &Build<'_>, node: &Node) -> Result<PackedAttention, ExecError> {
         let attrs = attrs_of(&node.op);
         let width = |i: usize| b.graph.fact(node.inputs[i]).shape[2].known().unwrap_or(WIDEST);
-        let name = if width(2) <= 64 { "attend_packed_64" } else { "attend_packed_256" };
+        let narrow = width(2) <= 64;
+        let (name, distance) = if node.op.name() == "sdpa_disentangled" {
+            let positions =
+                Distance::Positions { c2p: attrs.flag("c2p")?, p2c: attrs.flag("p2c")? };
+            (if narrow { "attend_apart_64" } else { "attend_apart_128" }, positions)
+        } else {
+            let seen =
+                Distance::Seen { window: attrs.size("window")?, causal: attrs.flag("causal")? };
+            (if narrow { "attend_packed_64" } else { "attend_packed_256" }, seen)
+        };
         let function = b.device.function("encoder", name)?;
-        function.allow_shared(shared(width(0), width(2)))?;
-        Ok(PackedAttention {
-            scale: attrs.float("scale")? as f32,
-            window: attrs.size("window")?,
-            causal: attrs.flag("causal")?,
-            function,
-        })
+        function.allow_shared(shared(width(0), width(2), distance))?;
+        Ok(PackedAttention { scale: attrs.float("scale")? as f32, distance, function })
     }
 }
 
-/// Bytes of a block's queries, keys, values and weights.
-fn shared(key: usize, value: usize) -> usize {
+/// Bytes of a block's queries, keys, values, weights and rows of positions.
+fn shared(key: usize, value: usize, distance: Distance) -> usize {
     let padded = key.next_multiple_of(4);
     let stride = if (padded / 4).is_multiple_of(2) { padded + 4 } else { padded };
-    (QUERIES * padded + KEYS * (stride + value) + QUERIES * KEYS) * 4
+    let tables = match distance {
+        Distance::Seen { .. } => 0,
+        Distance::Positions { c2p, p2c } => usize::from(c2p) + usize::from(p2c),
+    };
+    let rows = tables * APART * stride;
+    (QUERIES * padded + KEYS * (stride + value) + QUERIES * KEYS + rows) * 4
 }
 
 impl Op for PackedAttention {
@@ -101,21 +134,41 @@ impl Op for PackedAttention {
         if tokens == 0 || heads == 0 || sequences == 0 {
             return;
         }
-        let has_bias = t.len() > 6;
-        let (bias, distances) = if has_bias { (t[5].address, t[5].width()) } else { (0, 0) };
+        let y = t[t.len() - 1].address;
+        // A bias, or the rows of distances and the tables.
+        let given = &t[5..t.len() - 1];
+        let (mut bias, mut index, mut tables) = (0, 0, [0; 2]);
+        let distances = given.first().map_or(0, Operand::width);
+        let (mut positions, mut seen) = (0, (0, false));
+        match self.distance {
+            Distance::Seen { window, causal } => {
+                bias = given.first().map_or(0, |bias| bias.address);
+                seen = (window, causal);
+            }
+            Distance::Positions { c2p, .. } => {
+                index = given[0].address;
+                let first = usize::from(!c2p);
+                for (table, operand) in tables[first..].iter_mut().zip(&given[1..]) {
+                    (*table, positions) = (operand.address, operand.dims()[0]);
+                }
+            }
+        }
+        let (window, causal) = seen;
         let addresses = [0, 1, 2, 3, 4].map(|i: usize| t[i].address);
         let parameter = addresses.iter().fold(Parameter::new(), |p, &a| p.u64(a));
-        let parameter = parameter.u64(bias).u64(t[t.len() - 1].address);
-        let sizes = [sequences, tokens, heads, groups, d, e, distances, self.window];
+        let [pos_k, pos_q] = tables;
+        let parameter =
+            [bias, index, pos_k, pos_q, y].into_iter().fold(parameter, |p, address| p.u64(address));
+        let sizes = [sequences, tokens, heads, groups, d, e, distances, window];
         let parameter = sizes.iter().fold(parameter, |p, &n| p.i32(n));
-        let parameter = parameter.i32(usize::from(self.causal)).f32(self.scale);
+        let parameter = parameter.i32(usize::from(causal)).i32(positions).f32(self.scale);
         out.push(Launch {
             function: self.function,
             // At most so many: each sequence may end with a block that is not full.
             grid: ((tokens / QUERIES + sequences) as u32, heads as u32, 1),
             block: THREADS,
             cluster: 1,
-            shared: shared(d, e) as u32,
+            shared: shared(d, e, self.distance) as u32,
             parameters: vec![parameter],
         });
     }

@@ -9,6 +9,8 @@
 //! the same bits. See docs/cuda.md for where results depend on how many tokens share a step.
 
 mod attention;
+#[cfg(test)]
+mod coverage;
 mod driver;
 mod elementwise;
 mod encoder;
@@ -18,7 +20,9 @@ mod modules;
 mod op;
 mod pack;
 mod program;
+mod sampling;
 mod session;
+mod views;
 mod wide;
 
 pub use driver::CudaError;

@@ -32,7 +32,7 @@ macro_rules! compiled {
 
 /// The modules of `kernels/modules.txt`.
 static COMPILED: &[Compiled] = compiled! {
-    any: "activations" "elementwise" "attention" "decode" "prefill" "encoder"
+    any: "activations" "elementwise" "attention" "decode" "prefill" "encoder" "sampling"
         "linear_q4_0" "linear_q4_1" "linear_q5_0" "linear_q5_1" "linear_q8_0"
         "linear_q4_k" "linear_q5_k" "linear_q6_k"
         "linear_g32" "linear_g16" "linear_g32m" "linear_g16m" "linear_half" "linear_float"

@@ -138,6 +138,14 @@ impl Kind {
     }
 }
 
+/// Bytes of a matrix of `n` rows and `k` columns when it is packed.
+pub(crate) fn packed_bytes(dtype: DType, n: usize, k: usize) -> Option<usize> {
+    let kind = Kind::of(dtype)?;
+    let tile = kind.record().checked_mul(k.div_ceil(kind.chunk()))?;
+    let scales = if kind.is_float() { TILE * 4 } else { 0 };
+    n.div_ceil(TILE).checked_mul(tile.checked_add(scales)?)
+}
+
 /// Matrices of one kind and width behind each other, packed.
 #[derive(Debug)]
 pub(crate) struct Packed {
@@ -562,6 +570,8 @@ mod tests {
             let parts = [Rows { dtype, n: 21, bytes: &a }, Rows { dtype, n: 5, bytes: &b }];
             let packed = pack(kind, k, &parts, false, 3);
             assert_eq!(packed.tiles, 3);
+            let sizes = [21, 5].map(|n| packed_bytes(dtype, n, k).unwrap());
+            assert_eq!(sizes.iter().sum::<usize>(), packed.bytes.len());
             for (first, n, bytes) in [(0, 21, &a), (32, 5, &b)] {
                 let mut want = vec![0f32; n * k];
                 cyb_tensor::quant::decode(dtype, bytes, &mut want).unwrap();

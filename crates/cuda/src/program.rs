@@ -17,7 +17,10 @@ use crate::fold::{Folded, fold};
 use crate::linear::{self, Linear};
 use crate::modules::Modules;
 use crate::op::{Before, Build, Device, MAX_RANK, Op, Operand, Row, Weights};
+use crate::pack::packed_bytes;
 use crate::session::CudaSession;
+use crate::views;
+use crate::wide::DECODED;
 
 /// Every kernel. Adding one is a row in its file.
 static KERNELS: &[&[Row]] = &[linear::ROWS, elementwise::ROWS, attention::ROWS, encoder::ROWS];
@@ -61,6 +64,29 @@ impl Backend for CudaBackend {
         false
     }
 
+    fn free_memory(&self) -> Result<Option<usize>, ExecError> {
+        Ok(Some(self.device.gpu.free_memory()?))
+    }
+
+    fn packed_bytes(&self, call: &Call<'_>, input: usize) -> Option<usize> {
+        if !is_weight_of(call, input) {
+            return None;
+        }
+        let fact = call.inputs[input];
+        let [n, k] = &fact.shape[..] else { return None };
+        packed_bytes(fact.dtype, n.known()?, k.known()?)
+    }
+
+    fn scratch_bytes(&self, call: &Call<'_>) -> usize {
+        let weights = linear::weights(call).filter(|_| self.device.gpu.is_hopper());
+        let halves = |i: usize| {
+            let elems = call.inputs[i].shape.iter().map(|d| d.known()).product::<Option<usize>>();
+            elems.map_or(0, |n| n.saturating_mul(2))
+        };
+        // Decoded weights, for long prompts.
+        weights.map_or(0, |range| range.map(halves).max().unwrap_or(0).min(DECODED))
+    }
+
     fn prepare(&self, graph: Graph, mode: PlanMode) -> Result<Box<dyn Program>, ExecError> {
         Ok(Box::new(CudaProgram(Arc::new(prepare(&self.device, graph, mode)?))))
     }
@@ -73,13 +99,12 @@ pub(crate) fn find(call: &Call<'_>) -> Option<Kernel> {
     }
     match call.op {
         IrOp::Atom(Atom::Read(Read::Reshape(_))) => Some(Kernel { name: "view" }),
-        IrOp::Atom(_) => elementwise::small(call).map(|small| Kernel {
-            name: match small {
-                Small::Add | Small::Mul => "binary",
-                Small::Take => "embedding",
-                Small::Store => "kv_cache",
-            },
-        }),
+        IrOp::Atom(_) => match elementwise::small(call) {
+            Some(Small::Add | Small::Mul | Small::Max) => Some(Kernel { name: "binary" }),
+            Some(Small::Take) => Some(Kernel { name: "embedding" }),
+            Some(Small::Store) => Some(Kernel { name: "kv_cache" }),
+            None => views::kernel(call).map(|name| Kernel { name }),
+        },
         IrOp::Jet(..) => {
             let name = call.op.name();
             let mut rows = KERNELS.iter().flat_map(|rows| rows.iter());
@@ -211,28 +236,8 @@ impl Making<'_> {
     }
 }
 
-/// Fails before anything is loaded when the weights cannot fit.
-fn check_room(device: &Device, graph: &Graph) -> Result<(), ExecError> {
-    let tensors = graph.value_ids().filter_map(|v| graph.tensor(v));
-    let bytes: usize = tensors.map(|t| t.bytes().as_slice().len()).sum();
-    let free = device.gpu.free_memory()?;
-    if bytes <= free {
-        return Ok(());
-    }
-    let gb = |n: usize| n as f64 / 1e9;
-    Err(ExecError::Step {
-        step: "loading to the GPU".into(),
-        why: format!(
-            "{:.1} GB of weights, {:.1} GB of memory free; put fewer layers there (--gpu-layers)",
-            gb(bytes),
-            gb(free)
-        ),
-    })
-}
-
 fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepared, ExecError> {
     device.gpu.enter()?;
-    check_room(device, &graph)?;
     let symbols = Symbols::of(&graph);
     let (_, live) = graph.live();
     let folds = fold(&graph, &live, mode == PlanMode::WriteNewOnly);
@@ -329,8 +334,11 @@ fn prepare(device: &Arc<Device>, graph: Graph, mode: PlanMode) -> Result<Prepare
                 Box::new(Attention::build(&mut build, node, rope)?)
             }
             "layernorm" => Box::new(LayerNorm::build(&build, node)?),
-            "sdpa_packed" => Box::new(PackedAttention::build(&build, node)?),
-            _ => elementwise::build(&mut build, node)?,
+            "sdpa_packed" | "sdpa_disentangled" => Box::new(PackedAttention::build(&build, node)?),
+            _ => match views::build(&mut build, node)? {
+                Some(op) => op,
+                None => elementwise::build(&mut build, node)?,
+            },
         };
         // A product has its weights in its own layout.
         let packed = |i: usize| is_weight_of(&Call::of(&graph, node), i);

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use cyb_exec::{ExecError, Lifetime, MemoryUse, Observer, Session, StateId, StepTime, plan_arena};
+use cyb_exec::{
+    ExecError, Lifetime, MemoryUse, Observer, Session, StateId, StepTime, Top, plan_arena,
+};
 
 use cyb_tensor::DType;
 
-use crate::driver::{Function, Graph, Launch, Memory, Parameter, Pinned, Stream};
+use crate::driver::{Graph, Launch, Memory, Pinned, Stream};
 use crate::op::{Needs, Operand, Scratch};
 use crate::program::{Place, Prepared};
+use crate::sampling::{Best, Firsts};
 
 /// Graphs that are kept; a server's steps alternate between a few sizes.
 const GRAPHS: usize = 8;
@@ -35,6 +38,8 @@ pub(crate) struct CudaSession {
     /// Outputs of the last run that have been copied.
     fetched: Vec<bool>,
     best: Best,
+    /// Made when they are first asked for.
+    firsts: Option<Firsts>,
     /// Offset of each buffer in the arena.
     offsets: Vec<usize>,
     values: Vec<Operand>,
@@ -50,40 +55,6 @@ pub(crate) struct CudaSession {
     timed: bool,
     /// Last, so that the stream outlives what its work uses.
     stream: Stream,
-}
-
-/// The places of the largest elements of an output's rows.
-struct Best {
-    function: Function,
-    /// Keys of rows, then counts of blocks that have arrived.
-    keys: Memory,
-    ids: Memory,
-    host: Pinned,
-    found: Vec<u32>,
-    /// Rows that there is memory for.
-    room: usize,
-    /// Rows that have been looked for in the last run, and the output.
-    rows: usize,
-    of: usize,
-    /// The output that was asked for after the last run.
-    wanted: Option<usize>,
-}
-
-impl Best {
-    fn new(program: &Prepared) -> Result<Best, ExecError> {
-        let gpu = &program.device.gpu;
-        Ok(Best {
-            function: program.device.function("elementwise", "largest")?,
-            keys: gpu.allocate(0)?,
-            ids: gpu.allocate(0)?,
-            host: gpu.pinned(0)?,
-            found: Vec::new(),
-            room: 0,
-            rows: 0,
-            of: 0,
-            wanted: None,
-        })
-    }
 }
 
 impl std::fmt::Debug for CudaSession {
@@ -117,7 +88,8 @@ impl CudaSession {
             input_offsets: Vec::new(),
             outputs: Vec::new(),
             fetched: vec![false; program.outputs.len()],
-            best: Best::new(&program)?,
+            best: Best::new(&program.device)?,
+            firsts: None,
             offsets: Vec::new(),
             values: Vec::new(),
             launches: Vec::new(),
@@ -201,38 +173,34 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Queues the search for the largest element in each row of an output.
-    fn find_largest(&mut self, index: usize) -> Result<(), ExecError> {
-        let value = &self.values[self.program.outputs[index]];
-        let (rows, width) = (value.rows(), value.width());
-        let best = &mut self.best;
-        if rows > best.room {
-            let gpu = &self.program.device.gpu;
-            self.stream.wait()?;
-            best.keys = gpu.zeroed(rows * 12, &self.stream)?;
-            best.ids = gpu.allocate(rows * 4)?;
-            best.host = gpu.pinned(rows * 4)?;
-            best.found.resize(rows, 0);
-            best.room = rows;
+    /// Queues what will be asked of the outputs.
+    fn queue_choices(
+        &mut self,
+        best: Option<usize>,
+        firsts: Option<(usize, Option<f32>)>,
+    ) -> Result<(), ExecError> {
+        let gpu = &self.program.device.gpu;
+        let value = |index: usize| &self.values[self.program.outputs[index]];
+        if let Some(index) = best {
+            self.best.queue(gpu, &self.stream, index, value(index))?;
         }
-        let launch = Launch {
-            function: best.function,
-            grid: (width.div_ceil(256 * 4).clamp(1, 128) as u32, rows as u32, 1),
-            block: 256,
-            cluster: 1,
-            shared: 0,
-            parameters: vec![
-                Parameter::address(value.address),
-                Parameter::address(best.keys.at(0)),
-                Parameter::address(best.keys.at(best.room * 8)),
-                Parameter::address(best.ids.at(0)),
-                Parameter::int(width),
-            ],
-        };
-        self.stream.launch(&launch, false)?;
-        self.stream.fetch(best.ids.at(0), &best.host, rows * 4)?;
-        (best.rows, best.of) = (rows, index);
+        if let (Some((index, scale)), Some(found)) = (firsts, &mut self.firsts) {
+            found.queue(gpu, &self.stream, index, value(index))?;
+            if let Some(scale) = scale {
+                found.queue_sums(&self.stream, value(index), scale)?;
+            }
+        }
         Ok(())
+    }
+
+    /// Output number `index`, if its rows are of `f32`; the GPU is then the thread's own.
+    fn rows_of(&self, index: usize) -> Result<Option<Operand>, ExecError> {
+        let value = self.values[self.program.outputs[index]];
+        if value.dtype != Some(DType::F32) || value.bytes == 0 {
+            return Ok(None);
+        }
+        self.program.device.gpu.enter()?;
+        Ok(Some(value))
     }
 
     fn run_steps(&mut self) -> Result<(), ExecError> {
@@ -352,13 +320,11 @@ impl Session for CudaSession {
     fn run(&mut self) -> Result<(), ExecError> {
         self.program.device.gpu.enter()?;
         self.fetched.fill(false);
-        self.best.rows = 0;
+        let best = self.best.begin();
+        let firsts = self.firsts.as_mut().and_then(Firsts::begin);
         self.send_inputs()?;
         self.run_steps()?;
-        // Whoever asked after the run before will ask again.
-        if let Some(index) = self.best.wanted.take() {
-            self.find_largest(index)?;
-        }
+        self.queue_choices(best, firsts)?;
         Ok(self.stream.wait()?)
     }
 
@@ -367,7 +333,8 @@ impl Session for CudaSession {
         let gpu = &program.device.gpu;
         gpu.enter()?;
         self.fetched.fill(false);
-        self.best.rows = 0;
+        self.best.begin();
+        self.firsts.as_mut().and_then(Firsts::begin);
         self.send_inputs()?;
         for (number, step) in program.steps.iter().enumerate() {
             self.queue(self.starts[number]..self.starts[number + 1])?;
@@ -394,22 +361,29 @@ impl Session for CudaSession {
     }
 
     fn largest(&mut self, index: usize) -> Result<Option<&[u32]>, ExecError> {
-        let value = &self.values[self.program.outputs[index]];
-        if value.dtype != Some(DType::F32) || value.bytes == 0 {
-            return Ok(None);
-        }
-        let rows = value.rows();
-        if self.best.rows != rows || self.best.of != index {
-            self.program.device.gpu.enter()?;
-            self.find_largest(index)?;
-            self.stream.wait()?;
-        }
-        let best = &mut self.best;
-        best.wanted = Some(index);
-        for (to, from) in best.found.iter_mut().zip(best.host.as_slice().chunks_exact(4)) {
-            *to = u32::from_ne_bytes([from[0], from[1], from[2], from[3]]);
-        }
-        Ok(Some(&best.found[..rows]))
+        let Some(value) = self.rows_of(index)? else { return Ok(None) };
+        let gpu = &self.program.device.gpu;
+        Ok(Some(self.best.of(gpu, &self.stream, index, &value)?))
+    }
+
+    fn top(&mut self, index: usize) -> Result<Option<Top<'_>>, ExecError> {
+        let Some(value) = self.rows_of(index)? else { return Ok(None) };
+        let device = &self.program.device;
+        let firsts = match &mut self.firsts {
+            Some(firsts) => firsts,
+            none => none.insert(Firsts::new(device)?),
+        };
+        Ok(Some(firsts.of(&device.gpu, &self.stream, index, &value)?))
+    }
+
+    fn exponentials(&mut self, index: usize, scale: f32) -> Result<Option<&[f64]>, ExecError> {
+        let Some(value) = self.rows_of(index)? else { return Ok(None) };
+        let device = &self.program.device;
+        let firsts = match &mut self.firsts {
+            Some(firsts) => firsts,
+            none => none.insert(Firsts::new(device)?),
+        };
+        Ok(firsts.sums(&device.gpu, &self.stream, index, &value, scale)?)
     }
 
     fn output_shape(&self, index: usize) -> Vec<usize> {
@@ -437,6 +411,10 @@ impl Session for CudaSession {
         self.program.device.gpu.enter()?;
         self.stream.wait()?;
         Ok(state.fill(0, bytes)?)
+    }
+
+    fn time_steps(&mut self, on: bool) {
+        self.timed = on;
     }
 
     fn times(&self) -> &[StepTime] {

@@ -21,7 +21,7 @@ pub(crate) const DENSE_TOKENS: usize = 256;
 /// Bytes of shared memory of a block there: stages of tokens and weights, sums, alignment.
 const DENSE_SHARED: usize = 4 * (48 << 10) + (32 << 10) + 1024;
 /// Bytes of decoded weights at a time, at most.
-const DECODED: usize = 256 << 20;
+pub(crate) const DECODED: usize = 256 << 20;
 /// Columns of a block of `blocks.cuh`.
 const COLUMNS: usize = 64;
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cyb_sample::{
-    Constraint, Logprobs, ParamError, SampleError, Sampled, Sampler, SamplingParams, Workspace,
+    Candidates, Constraint, Logprobs, Needs, ParamError, SampleError, Sampled, Sampler,
+    SamplingParams, Workspace,
 };
 
 use crate::plan::StepPlan;
@@ -37,6 +38,34 @@ pub trait Stepper {
     fn best(&mut self, _row: usize) -> Result<Option<u32>, StepError> {
         Ok(None)
     }
+
+    /// How many candidates [`Stepper::candidates`] gives; 0 where it gives none.
+    fn n_candidates(&self) -> usize {
+        0
+    }
+
+    /// The most probable tokens of such a row, with the masses that [`Needs::Candidates`] asks for,
+    /// where they are known without the logits coming here.
+    ///
+    /// # Errors
+    /// As [`Stepper::logits`].
+    fn candidates(
+        &mut self,
+        _row: usize,
+        _mass: Option<f32>,
+        _model_mass: bool,
+    ) -> Result<Option<Candidates<'_>>, StepError> {
+        Ok(None)
+    }
+}
+
+/// How tokens were chosen so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// From what the device said of the logits.
+    pub on_device: u64,
+    /// From all logits.
+    pub from_logits: u64,
 }
 
 /// Why a step failed.
@@ -186,6 +215,7 @@ pub struct Engine<M> {
     plan: StepPlan,
     live: HashMap<SeqId, Live>,
     workspace: Workspace,
+    choices: Choices,
 }
 
 impl<M: Stepper> Engine<M> {
@@ -200,6 +230,7 @@ impl<M: Stepper> Engine<M> {
             plan: StepPlan::default(),
             live: HashMap::new(),
             workspace: Workspace::default(),
+            choices: Choices::default(),
         }
     }
 
@@ -277,6 +308,11 @@ impl<M: Stepper> Engine<M> {
         self.scheduler.stats()
     }
 
+    /// How tokens were chosen so far.
+    pub fn choices(&self) -> Choices {
+        self.choices
+    }
+
     /// The scheduler, to look at.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
@@ -311,18 +347,14 @@ impl<M: Stepper> Engine<M> {
         // Absent: it ended with an earlier row of this step.
         let Some(live) = self.live.get_mut(&seq) else { return };
         let position = self.scheduler.n_tokens(seq);
-        let model = &mut self.model;
-        let best = match live.sampler.takes_best() {
-            true => model.best(logits_row),
-            false => Ok(None),
-        };
-        let sampled = match best {
-            Ok(Some(token)) => Ok(Sampled { token, logprobs: None }),
-            Ok(None) => model.logits(logits_row).map_err(SequenceError::from).and_then(|logits| {
-                Ok(live.sampler.sample(logits, position, &mut self.workspace)?)
-            }),
-            Err(error) => Err(error.into()),
-        };
+        let sampled = choose(
+            &mut self.model,
+            &mut live.sampler,
+            logits_row,
+            position,
+            &mut self.workspace,
+            &mut self.choices,
+        );
         let sampled = match sampled {
             Ok(sampled) => sampled,
             Err(error) => return self.finish(seq, FinishReason::Failed(error), receive),
@@ -349,4 +381,29 @@ impl<M: Stepper> Engine<M> {
             receive(Event::Finished { seq, reason, usage });
         }
     }
+}
+
+/// The next token of a sequence: from the device's candidates where they decide, else from all
+/// logits.
+fn choose<M: Stepper>(
+    model: &mut M,
+    sampler: &mut Sampler,
+    row: usize,
+    position: usize,
+    workspace: &mut Workspace,
+    choices: &mut Choices,
+) -> Result<Sampled, SequenceError> {
+    let chosen = match sampler.needs(model.vocab(), model.n_candidates()) {
+        Needs::Best => model.best(row)?.map(|token| Sampled { token, logprobs: None }),
+        Needs::Candidates { mass, model_mass } => model
+            .candidates(row, mass, model_mass)?
+            .and_then(|found| sampler.sample_candidates(&found, position, workspace)),
+        Needs::Logits => None,
+    };
+    if let Some(sampled) = chosen {
+        choices.on_device += 1;
+        return Ok(sampled);
+    }
+    choices.from_logits += 1;
+    Ok(sampler.sample(model.logits(row)?, position, workspace)?)
 }

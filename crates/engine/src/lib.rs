@@ -19,7 +19,8 @@ mod pool;
 mod scheduler;
 
 pub use engine::{
-    Engine, Event, FinishReason, Flow, Request, SequenceError, StepError, Stepper, SubmitError,
+    Choices, Engine, Event, FinishReason, Flow, Request, SequenceError, StepError, Stepper,
+    SubmitError,
 };
 pub use plan::StepPlan;
 pub use pool::{BlockId, BlockPool, Namespace, PrefixId};

@@ -5,7 +5,7 @@ use std::fmt;
 use cyb_ir::{Fact, Graph, IrError, Node, Op};
 use cyb_tensor::{DimError, TensorError};
 
-use crate::{PlanMode, Symbols};
+use crate::{PlanMode, Room, Symbols};
 
 /// A call as a backend sees it when it is asked for a kernel: no names, no model.
 #[derive(Debug)]
@@ -48,6 +48,26 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Whether calls without a kernel run too, as atoms.
     fn runs_atoms(&self) -> bool;
+
+    /// Bytes of the device's own memory that nobody holds now; `None` where weights lie in the
+    /// machine's memory.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    fn free_memory(&self) -> Result<Option<usize>, ExecError> {
+        Ok(None)
+    }
+
+    /// Bytes that input number `input` of a call, a weight, takes in a layout that the call's kernel
+    /// has for itself; `None` where it stays as in the file, once for all calls.
+    fn packed_bytes(&self, _call: &Call<'_>, _input: usize) -> Option<usize> {
+        None
+    }
+
+    /// Bytes that a call's kernel needs besides its operands, about and at most.
+    fn scratch_bytes(&self, _call: &Call<'_>) -> usize {
+        0
+    }
 
     /// Prepares everything that does not depend on a run: kernels, weight layouts, steps.
     fn prepare(&self, graph: Graph, mode: PlanMode) -> Result<Box<dyn Program>, ExecError>;
@@ -97,6 +117,18 @@ pub struct MemoryUse {
     pub scratch: usize,
 }
 
+/// How many elements of a row [`Session::top`] gives.
+pub const TOP: usize = 128;
+
+/// The first elements of rows, from the largest down, of equal ones those that come first in the row
+/// first: `[rows, TOP]`. Minus infinity and `u32::MAX` where a row has no more.
+#[derive(Clone, Copy, Debug)]
+pub struct Top<'a> {
+    pub values: &'a [f32],
+    /// Where in the row each is.
+    pub places: &'a [u32],
+}
+
 /// Sees every step of a traced run.
 pub trait Observer {
     /// Called after a step with the bytes it read and wrote.
@@ -130,6 +162,19 @@ pub trait Session: Send + fmt::Debug {
         Ok(None)
     }
 
+    /// The [`TOP`] first elements of each row of output number `index` of the last run; a row with a
+    /// NaN or plus infinity begins with a NaN. None as for [`Session::largest`].
+    fn top(&mut self, _index: usize) -> Result<Option<Top<'_>>, ExecError> {
+        Ok(None)
+    }
+
+    /// For each row of output number `index` of the last run the sum of
+    /// `exp((element - largest) * scale)`, with the bits that the same sum has on the processor
+    /// (`cyb_sample::mass`). None as for [`Session::largest`].
+    fn exponentials(&mut self, _index: usize, _scale: f32) -> Result<Option<&[f64]>, ExecError> {
+        Ok(None)
+    }
+
     /// The resolved shape of output number `index`.
     fn output_shape(&self, index: usize) -> Vec<usize>;
 
@@ -138,6 +183,10 @@ pub trait Session: Send + fmt::Debug {
 
     /// Replaces the content of a state.
     fn set_state(&mut self, id: StateId, bytes: &[u8]) -> Result<(), ExecError>;
+
+    /// Times steps one by one from now on, or no longer, where that makes runs slower. Backends to
+    /// which it makes no difference always do.
+    fn time_steps(&mut self, _on: bool) {}
 
     /// Time per step since the session was made or `reset_times` was called.
     fn times(&self) -> &[StepTime];
@@ -160,6 +209,8 @@ pub enum ExecError {
     Unsupported { op: String, facts: String },
     #[error("{symbol} is {value}, but the session was made for at most {limit}")]
     Limit { symbol: String, value: usize, limit: usize },
+    #[error("{0}")]
+    Room(Box<Room>),
     #[error("{what} needs {bytes} bytes of memory, which cannot be had")]
     Memory { what: &'static str, bytes: usize },
     #[error("input '{name}': {why}")]

@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use cyb_ir::{Builder, Fact, Graph, Source, ValueId};
 
-use crate::placement::place;
 use crate::{
-    Backend, ExecError, MemoryUse, Observer, Passes, PlanMode, Program, Session, StateId, StepInfo,
-    StepTime, Symbols, optimize,
+    Backend, ExecError, MemoryUse, Observer, Passes, Placed, PlanMode, Program, Session, StateId,
+    StepInfo, StepTime, Symbols, Top,
 };
 
 /// How a graph is prepared.
@@ -75,14 +74,20 @@ enum Feed {
 }
 
 impl Executor {
-    /// Prepares `graph` on the backends, in order of preference.
+    /// Prepares `graph` on the backends, in order of preference, if its weights fit them.
     pub fn prepare(
         graph: Graph,
         backends: &[Arc<dyn Backend>],
         options: PrepareOptions,
     ) -> Result<Executor, ExecError> {
-        let (graph, passes) = optimize(graph, backends, options.foreign)?;
-        let places = place(&graph, backends, options.device_layers)?;
+        let placed = Placed::new(graph, backends, options)?;
+        placed.check(&vec![1; placed.symbols().len()])?;
+        Executor::load(placed)
+    }
+
+    /// Loads a graph that has its backends.
+    pub fn load(placed: Placed<'_>) -> Result<Executor, ExecError> {
+        let Placed { graph, passes, backends, options, places, .. } = placed;
         let cuts = Cuts::new(&graph, &places);
         let symbols = Symbols::of(&graph);
         let input_index: HashMap<ValueId, usize> =
@@ -264,6 +269,18 @@ impl Running {
         self.sessions[end.segment].largest(end.index)
     }
 
+    /// As [`Session::top`].
+    pub fn top(&mut self, index: usize) -> Result<Option<Top<'_>>, ExecError> {
+        let (_, end) = self.executor.outputs[index];
+        self.sessions[end.segment].top(end.index)
+    }
+
+    /// As [`Session::exponentials`].
+    pub fn exponentials(&mut self, index: usize, scale: f32) -> Result<Option<&[f64]>, ExecError> {
+        let (_, end) = self.executor.outputs[index];
+        self.sessions[end.segment].exponentials(end.index, scale)
+    }
+
     pub fn output_shape(&self, index: usize) -> Vec<usize> {
         let (_, end) = &self.executor.outputs[index];
         self.sessions[end.segment].output_shape(end.index)
@@ -302,6 +319,11 @@ impl Running {
         let mut times: Vec<_> = by_op.into_iter().collect();
         times.sort_by_key(|(_, t)| std::cmp::Reverse(t.nanos));
         times
+    }
+
+    /// As [`Session::time_steps`].
+    pub fn time_steps(&mut self, on: bool) {
+        self.sessions.iter_mut().for_each(|session| session.time_steps(on));
     }
 
     pub fn reset_times(&mut self) {

@@ -9,20 +9,24 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod dispatch;
 mod executor;
 mod fuse;
 mod fuse_codes;
 mod fuse_conv;
 mod passes;
+mod placed;
 mod placement;
 mod plan;
 mod symbols;
 
 pub use backend::{
     Backend, Call, ExecError, Kernel, MemoryUse, Observer, Program, Session, StateId, StepInfo,
-    StepTime,
+    StepTime, TOP, Top,
 };
+pub use dispatch::{Dispatch, FillInput, Sizes, Timing};
 pub use executor::{Executor, Placement, PrepareOptions, Running};
 pub use passes::{Passes, optimize};
+pub use placed::{Placed, Room, Share};
 pub use plan::{ArenaPlan, Lifetime, PlanMode, plan_arena};
 pub use symbols::{CompiledDim, Symbols};

@@ -8,23 +8,31 @@ use cyb_ir::{Graph, Op, ValueId};
 use crate::{Backend, Call, ExecError};
 
 /// The layer that a label names.
-fn layer_of(label: &str) -> Option<usize> {
+pub(crate) fn layer_of(label: &str) -> Option<usize> {
     label.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// The backend of every node: the first that has a kernel for it, or one that runs atoms. All users
-/// of a state, and of states that one of them uses too, are on one backend.
-pub(crate) fn place(
+/// The first backend that each node may go to: the last one behind `device_layers` layers.
+pub(crate) fn firsts(
     graph: &Graph,
     backends: &[Arc<dyn Backend>],
     device_layers: Option<usize>,
-) -> Result<Vec<usize>, ExecError> {
+) -> Vec<usize> {
     let mut past = device_layers == Some(0);
-    let mut firsts = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
+    let each = graph.nodes.iter().map(|node| {
         past |= device_layers.zip(layer_of(&node.label)).is_some_and(|(n, layer)| layer >= n);
-        firsts.push(if past { backends.len().saturating_sub(1) } else { 0 });
-    }
+        if past { backends.len().saturating_sub(1) } else { 0 }
+    });
+    each.collect()
+}
+
+/// The backend of every node: of those from its `firsts` on the first that has a kernel for it, or one
+/// that runs atoms. All users of a state, and of states that one of them uses too, are on one backend.
+pub(crate) fn place(
+    graph: &Graph,
+    backends: &[Arc<dyn Backend>],
+    firsts: &[usize],
+) -> Result<Vec<usize>, ExecError> {
     let mut places = vec![None; graph.nodes.len()];
     let alone = (0..graph.nodes.len()).map(|index| vec![index]);
     for group in sharing_states(graph).into_iter().chain(alone) {
@@ -141,7 +149,7 @@ mod tests {
 
     fn placed(backends: [Knows; 2]) -> Vec<usize> {
         let backends = backends.map(|b| -> Arc<dyn Backend> { Arc::new(b) });
-        place(&graph(), &backends, None).unwrap()
+        place(&graph(), &backends, &[0; 4]).unwrap()
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl BackendKind {
     }
 }
 
+/// The processor, computing in `f32`.
+pub(crate) fn processor(team: &Arc<Team>) -> Arc<dyn Backend> {
+    Arc::new(CpuBackend::new(Arc::clone(team)))
+}
+
 /// Tokens of a prompt that one step computes on a processor.
 pub(crate) const STEP_TOKENS: usize = 512;
 
@@ -139,14 +144,19 @@ pub(crate) fn survey(team: &Arc<Team>, used: &str) -> Vec<BackendInfo> {
     let named = BackendKind::ALL.into_iter().filter(|&kind| kind != BackendKind::Auto);
     named
         .map(|kind| {
-            let opened = kind.open(team, &Config::auto());
-            let device = opened.as_ref().ok().and_then(|o| Some(o.backends.first()?.device()));
-            let obstacle = match opened {
-                Ok(_) => None,
-                Err(Error::Backend { why, .. }) => Some(why),
-                Err(other) => Some(other.to_string()),
-            };
+            let opened = kind.open(team, &Config::auto()).ok();
+            let device = opened.and_then(|o| Some(o.backends.first()?.device()));
+            let obstacle = obstacle(kind, team, &Config::auto());
             BackendInfo { kind, device, obstacle, in_use: kind.name() == used }
         })
         .collect()
+}
+
+/// Why a backend cannot be used.
+pub(crate) fn obstacle(kind: BackendKind, team: &Arc<Team>, config: &Config) -> Option<String> {
+    match kind.open(team, config) {
+        Ok(_) => None,
+        Err(Error::Backend { why, .. }) => Some(why),
+        Err(other) => Some(other.to_string()),
+    }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cyb_cpu::Compute;
+use cyb_exec::Share;
 use cyb_tensor::DType;
 
 use crate::{BackendKind, Cancel};
@@ -39,6 +40,8 @@ pub struct Config {
     pub max_sequences: usize,
     /// Whether a prompt that begins as an earlier one did takes over what was computed for it.
     pub prefix_cache: bool,
+    /// Told what goes where, and how many bytes that takes, before a model's weights are loaded.
+    pub announce: Option<fn(&[Share])>,
     /// Ends running work when set.
     pub cancel: Arc<Cancel>,
 }
@@ -58,6 +61,7 @@ impl Config {
             chunk: None,
             max_sequences: 16,
             prefix_cache: true,
+            announce: None,
             cancel: Arc::new(Cancel::new()),
         }
     }

@@ -38,6 +38,9 @@ pub enum Error {
     /// A detector that cannot be used, or an output that is no detector's; names the model.
     #[error("{model}: {why}")]
     Detector { model: String, why: String },
+    /// The table of measured times cannot be read or written; names its file.
+    #[error("{}: {problem}; run `soma-runtime autotune` again, or delete it", path.display())]
+    Table { path: PathBuf, problem: String },
     /// The threads cannot be had.
     #[error("cannot start {threads} threads: {why}; ask for fewer")]
     Threads { threads: usize, why: String },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cyb_exec::{MemoryUse, StepInfo};
+use cyb_exec::{MemoryUse, Share, StepInfo};
 use cyb_formats::ModelFile;
 use cyb_ir::{Graph, Source};
 use cyb_tensor::DType;
@@ -55,6 +55,8 @@ pub struct ModelInfo {
     pub has_template: bool,
     /// Memory in use now.
     pub memory: ModelMemory,
+    /// What each backend got, and the memory that was free before loading; empty for towers alone.
+    pub plan: Vec<Share>,
     /// Where each kind of operation runs.
     pub parts: Vec<PartInfo>,
     /// What was noticed while loading and does not hinder.
@@ -84,6 +86,7 @@ impl Model {
             quantization: quantization(&package.file),
             has_template: package.has_template(),
             memory: self.memory(),
+            plan: self.0.plan.clone(),
             parts: parts(executor.steps()),
             warnings: warnings.clone(),
         }

@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod autotune;
 mod backends;
 mod bench;
 mod cancel;
@@ -49,6 +50,7 @@ mod sentence;
 mod stepper;
 mod vocabulary;
 
+pub use autotune::Autotuned;
 pub use backends::{BackendInfo, BackendKind};
 pub use bench::{BenchOptions, BenchResult, EncoderBench, EncoderBenchOptions, Spread};
 pub use cancel::Cancel;
@@ -72,7 +74,9 @@ pub use pictures::{PICTURE_INPUTS, PICTURE_OUTPUTS};
 pub use runtime::Runtime;
 pub use stepper::{ModelStepper, StepLimits};
 
+pub use cyb_conformance::Line as CheckLine;
 pub use cyb_cpu::Compute;
+pub use cyb_exec::{Dispatch, Share, Timing};
 pub use cyb_fasttext::{FastText, FastTextError, Scratch};
 pub use cyb_formats::onnx::{Dimension, Elem};
 pub use cyb_onnx::{Note, OnnxError, Port, StepTime, Unsupported};

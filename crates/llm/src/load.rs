@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use cyb_engine::{Config as EngineConfig, Engine};
-use cyb_exec::{Backend, Executor, PrepareOptions};
+use cyb_exec::{Backend, Executor, Placed, PrepareOptions};
 use cyb_models::{GraphOptions, Summary, Template};
 
 use crate::encoder::EncoderRunner;
@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 use crate::model::{Driver, Inner, Model, ModelId, Serving, millis};
 use crate::pictures::PictureRunner;
 use crate::stepper::{ModelStepper, StepLimits};
-use crate::{Config, Error, Package, sentence};
+use crate::{Config, Error, Package, autotune, sentence};
 
 /// Tokens that a sequence may hold when nobody says how many.
 pub(crate) const DEFAULT_CONTEXT: usize = 4096;
@@ -91,12 +91,26 @@ impl Model {
             .pictures
             .map(|tower| PictureRunner::new(*tower, built.contrast, backends))
             .transpose()?;
+        let block = graph_options.kv_block;
+        let limits = step_limits(config, summary.context_length);
+        let mut plan = Vec::new();
         let executor = match &pictures {
             Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
             _ => {
                 let layers = config.gpu_layers;
                 let options = PrepareOptions { device_layers: layers, ..Default::default() };
-                Arc::new(Executor::prepare(built.graph, backends, options)?)
+                let placed = Placed::new(built.graph, backends, options)?;
+                let placed = match built.encoder {
+                    None => autotune::by_table(placed, backends, config, limits)?,
+                    Some(_) => placed,
+                };
+                let bound = limits.bound(placed.symbols());
+                plan = placed.shares(&bound)?;
+                if let Some(announce) = config.announce {
+                    announce(&plan);
+                }
+                placed.check(&bound)?;
+                Arc::new(Executor::load(placed)?)
             }
         };
         let inner = |executor: Arc<Executor>, load_ms: f64, driver: Driver| Inner {
@@ -106,8 +120,9 @@ impl Model {
             summary,
             warnings,
             executor,
+            plan,
             config: config.clone(),
-            block: graph_options.kv_block,
+            block,
             kv_bytes_per_token,
             weight_bytes_per_step,
             load_ms,
@@ -122,20 +137,10 @@ impl Model {
         if built.family.template == Template::Towers {
             return Ok(Model(Arc::new(inner(executor, millis(start), Driver::Pictures))));
         }
-        let block = graph_options.kv_block;
-        let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(summary.context_length);
-        let n_blocks = context.div_ceil(block);
-        let limits = StepLimits {
-            tokens: config.chunk().min(context),
-            sequences: 1,
-            blocks: n_blocks,
-            logits: 1,
-            slots: n_blocks * block,
-        };
         let stepper = ModelStepper::new(&executor, summary.vocab_size, limits)?;
         let engine_config = EngineConfig {
             block_size: block,
-            n_blocks,
+            n_blocks: limits.blocks,
             max_running: config.max_sequences,
             max_waiting: MAX_WAITING,
             step_tokens: config.chunk().max(config.max_sequences),
@@ -148,6 +153,20 @@ impl Model {
             Serving { engine: Engine::new(stepper, engine_config), inbox: HashMap::new(), latest };
         let driver = Driver::Decoder(Box::new(Mutex::new(serving)));
         Ok(Model(Arc::new(inner(executor, load_ms, driver))))
+    }
+}
+
+/// What a decoder has memory for at first.
+pub(crate) fn step_limits(config: &Config, longest: usize) -> StepLimits {
+    let block = GraphOptions::default().kv_block;
+    let context = config.context.unwrap_or(DEFAULT_CONTEXT).min(longest);
+    let blocks = context.div_ceil(block);
+    StepLimits {
+        tokens: config.chunk().min(context),
+        sequences: 1,
+        blocks,
+        logits: 1,
+        slots: blocks * block,
     }
 }
 

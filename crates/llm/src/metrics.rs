@@ -15,6 +15,10 @@ pub struct Metrics {
     pub decode_tok_per_sec: f64,
     /// The most memory that the process has held, in MiB; 0 where the system does not say.
     pub peak_memory_mb: f64,
+    /// Tokens since the model was loaded that were chosen where the logits are.
+    pub chosen_on_device: u64,
+    /// Tokens since the model was loaded for which all logits came to the processor.
+    pub chosen_from_logits: u64,
     /// Time per operation since the model was loaded, the slowest first.
     pub ops: Vec<OpTime>,
 }

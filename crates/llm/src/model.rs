@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use cyb_engine::{Engine, Event, Flow, Request, SeqId};
-use cyb_exec::Executor;
+use cyb_exec::{Executor, Share};
 use cyb_models::{EncoderInfo, Summary};
 use cyb_text::{EncodeOptions, Message};
 
@@ -44,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) summary: Summary,
     pub(crate) warnings: Vec<String>,
     pub(crate) executor: Arc<Executor>,
+    /// As it was before loading.
+    pub(crate) plan: Vec<Share>,
     pub(crate) config: Config,
     pub(crate) block: usize,
     pub(crate) kv_bytes_per_token: u64,
@@ -196,7 +198,13 @@ impl Model {
         let (times, latest) = match &self.0.driver {
             Driver::Decoder(_) => {
                 let Ok(serving) = self.serving() else { return Metrics::default() };
-                (serving.engine.model().times(), serving.latest.clone())
+                let chosen = serving.engine.choices();
+                let latest = Metrics {
+                    chosen_on_device: chosen.on_device,
+                    chosen_from_logits: chosen.from_logits,
+                    ..serving.latest.clone()
+                };
+                (serving.engine.model().times(), latest)
             }
             Driver::Encoder(_, runner) => {
                 let Ok(runner) = runner.lock() else { return Metrics::default() };

@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cyb_conformance::Suite;
 use cyb_cpu::team::Team;
 use cyb_exec::Backend;
 use cyb_fasttext::FastText;
 
+use crate::autotune::{self, Autotuned};
 use crate::backends::{self, BackendInfo, Opened};
 use crate::info::ModelInfo;
 use crate::jets::{self, JetInfo};
 use crate::library::{self, Entry};
 use crate::load::LoadOptions;
 use crate::model::{Model, ModelId};
-use crate::{Config, Error, MachineMemory, Package};
+use crate::{BackendKind, CheckLine, Config, Error, MachineMemory, Package};
 
 /// Threads, backends and the models folder. Dropping it frees what no [`Model`] holds any more.
 #[derive(Debug)]
@@ -45,6 +47,17 @@ impl Runtime {
             .map_err(|error| Error::Threads { threads, why: error.to_string() })?;
         let team = Arc::new(team);
         let Opened { backends, step_tokens } = config.backend.open(&team, &config)?;
+        if let (Some(n @ 1..), Some(first)) = (config.gpu_layers, backends.first())
+            && first.free_memory()?.is_none()
+        {
+            let why = match config.backend {
+                BackendKind::Auto => backends::obstacle(BackendKind::Cuda, &team, &config),
+                _ => None,
+            };
+            let why = why.unwrap_or_else(|| format!("the backend is {}", first.name()));
+            let what = "gpu-layers";
+            return Err(Error::Value { what, why: format!("{n} layers for a GPU, but {why}") });
+        }
         config.chunk.get_or_insert(step_tokens);
         let models_dir = config.models_dir.clone().or_else(library::default_models_dir);
         Ok(Runtime { config, team, backends, models_dir, loaded: Mutex::default() })
@@ -86,6 +99,65 @@ impl Runtime {
     /// A jet's definition cannot be built.
     pub fn jets(&self) -> Result<Vec<JetInfo>, Error> {
         jets::list(&self.backends)
+    }
+
+    /// Runs the conformance suite on the backends in use: every jet against its definition, with
+    /// random inputs of this seed, and what backends promise besides. `only` names one jet or
+    /// promise. Each line is handed over when it is done.
+    ///
+    /// # Errors
+    /// Nothing has that name, or the backend cannot be opened a second time. What fails in a check is
+    /// in its line.
+    pub fn check_jets(
+        &self,
+        only: Option<&str>,
+        seed: u64,
+        tell: &mut dyn FnMut(&CheckLine),
+    ) -> Result<(), Error> {
+        let config = Config { batch_invariant: true, ..self.config.clone() };
+        let invariant = self.config.backend.open(&self.team, &config)?.backends;
+        let reference = [backends::processor(&self.team)];
+        let own = self.backends.first().is_some_and(|first| first.name() == reference[0].name());
+        let suite = Suite {
+            backends: &self.backends,
+            invariant: &invariant,
+            reference: (!own).then_some(&reference),
+            seed,
+            only,
+        };
+        let names = Suite::names();
+        if let Some(only) = only.filter(|only| !names.contains(only)) {
+            let why = format!("there is no {only:?}; there are {}", names.join(", "));
+            return Err(Error::Value { what: "check", why });
+        }
+        suite.run(tell);
+        Ok(())
+    }
+
+    /// Times a text model's operations on every backend in use and keeps the times for this machine;
+    /// the backend `auto` places layers by them. `tell` is told how many operations of all are done.
+    ///
+    /// # Errors
+    /// There is no such model, it is an encoder, an operation fails, or the table cannot be written.
+    pub fn autotune(
+        &self,
+        name: &str,
+        tell: &mut dyn FnMut(usize, usize),
+    ) -> Result<Autotuned, Error> {
+        autotune::measure(&self.open(name)?, &self.backends, &self.config, tell)
+    }
+
+    /// As [`Runtime::autotune`], for a published shape: `llama-8b:q4_k`.
+    ///
+    /// # Errors
+    /// As there, and as [`Runtime::synthetic`].
+    pub fn autotune_synthetic(
+        &self,
+        spec: &str,
+        tell: &mut dyn FnMut(usize, usize),
+    ) -> Result<Autotuned, Error> {
+        let package = Package::new(spec.to_owned(), None, cyb_models::synthetic(spec)?)?;
+        autotune::measure(&package, &self.backends, &self.config, tell)
     }
 
     /// The models folder, where one is set.

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use cyb_engine::{StepError, StepPlan, Stepper};
-use cyb_exec::{ExecError, Executor, MemoryUse, Running, StepTime};
+use cyb_exec::{ExecError, Executor, MemoryUse, Running, StepTime, Symbols, TOP};
 use cyb_models::inputs;
+use cyb_sample::Candidates;
 
 use crate::Error;
 
@@ -27,6 +28,21 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
+    /// In the order of [`SYMBOLS`].
+    fn in_order(&self) -> [usize; 5] {
+        let StepLimits { tokens, sequences, blocks, logits, slots } = *self;
+        [tokens, sequences, blocks, logits, slots]
+    }
+
+    /// Values of a decoder's symbols; 1 for others.
+    pub(crate) fn bound(&self, symbols: &Symbols) -> Vec<usize> {
+        let value = |name: &str| {
+            let known = SYMBOLS.iter().position(|symbol| *symbol == name);
+            known.map_or(1, |at| self.in_order()[at])
+        };
+        symbols.names().iter().map(|name| value(name)).collect()
+    }
+
     fn max(self, other: StepLimits) -> StepLimits {
         StepLimits {
             tokens: self.tokens.max(other.tokens),
@@ -92,8 +108,7 @@ impl Ports {
     }
 
     fn set(&self, bound: &mut [usize], sizes: &StepLimits) {
-        let StepLimits { tokens, sequences, blocks, logits, slots } = *sizes;
-        for (place, size) in self.symbols.iter().zip([tokens, sequences, blocks, logits, slots]) {
+        for (place, size) in self.symbols.iter().zip(sizes.in_order()) {
             if let Some(symbol) = place.and_then(|index| bound.get_mut(index)) {
                 *symbol = size;
             }
@@ -207,5 +222,37 @@ impl Stepper for ModelStepper {
         let best = self.running.largest(self.ports.logits);
         let best = best.map_err(|error| StepError::Step(error.to_string()))?;
         Ok(best.and_then(|best| best.get(row).copied()).filter(|&token| token != u32::MAX))
+    }
+
+    fn n_candidates(&self) -> usize {
+        TOP
+    }
+
+    fn candidates(
+        &mut self,
+        row: usize,
+        mass: Option<f32>,
+        model_mass: bool,
+    ) -> Result<Option<Candidates<'_>>, StepError> {
+        if row >= self.rows {
+            return Ok(None);
+        }
+        let logits = self.ports.logits;
+        let mut sum = |scale: Option<f32>| -> Result<Option<f64>, ExecError> {
+            let Some(scale) = scale else { return Ok(None) };
+            let sums = self.running.exponentials(logits, scale)?;
+            Ok(sums.and_then(|sums| sums.get(row).copied()))
+        };
+        let fail = |error: ExecError| StepError::Step(error.to_string());
+        let model_mass = sum(model_mass.then_some(1.0)).map_err(fail)?;
+        let mass = sum(mass).map_err(fail)?;
+        let vocab = self.vocab;
+        let Some(top) = self.running.top(logits).map_err(fail)? else { return Ok(None) };
+        let range = row * TOP..(row + 1) * TOP;
+        let (Some(ids), Some(logits)) = (top.places.get(range.clone()), top.values.get(range))
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Candidates { ids, logits, vocab, mass, model_mass }))
     }
 }

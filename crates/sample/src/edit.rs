@@ -25,6 +25,11 @@ impl History {
         });
         entries[at].1 += u32::from(is_output);
     }
+
+    /// How often the output holds a token; none for one that neither prompt nor output holds.
+    pub(crate) fn count(&self, token: u32) -> Option<u32> {
+        self.position.get(&token).map(|&at| self.entries[at].1)
+    }
 }
 
 /// Adds the bias of each token (OpenAI's `logit_bias`).
@@ -41,9 +46,14 @@ pub(crate) fn bias(logits: &mut [f32], bias: &BTreeMap<u32, f32>) {
 pub(crate) fn repetition(logits: &mut [f32], history: &History, penalty: f32) {
     for &(token, _) in &history.entries {
         if let Some(logit) = logits.get_mut(token as usize) {
-            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            *logit = repeated(*logit, penalty);
         }
     }
+}
+
+/// One logit of [`repetition`].
+pub(crate) fn repeated(logit: f32, penalty: f32) -> f32 {
+    if logit < 0.0 { logit * penalty } else { logit / penalty }
 }
 
 /// `logit - count * frequency - (count > 0) * presence`, over the output only (OpenAI API
@@ -58,9 +68,14 @@ pub(crate) fn presence_and_frequency(
         if count > 0
             && let Some(logit) = logits.get_mut(token as usize)
         {
-            *logit -= count as f32 * frequency + presence;
+            *logit = present(*logit, count, presence, frequency);
         }
     }
+}
+
+/// One logit of [`presence_and_frequency`], of a token that the output holds.
+pub(crate) fn present(logit: f32, count: u32, presence: f32, frequency: f32) -> f32 {
+    logit - (count as f32 * frequency + presence)
 }
 
 #[cfg(test)]

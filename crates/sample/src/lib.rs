@@ -14,12 +14,17 @@
 //! position) ([`rng`]): the same seed at the same position gives the same number, whether the
 //! sequence runs alone, in a batch, or is resumed.
 //!
+//! Where the logits are in a device's memory, the chain can run on the most probable tokens alone
+//! ([`candidates`]): it gives the token that it would give for all logits, or says that they do not
+//! decide it.
+//!
 //! A [`Sampler`] belongs to one sequence (its parameters, seed and token history); a [`Workspace`]
 //! is scratch memory that any number of samplers use in turn, so that a steady step allocates
 //! nothing.
 
 #![forbid(unsafe_code)]
 
+mod candidates;
 mod edit;
 mod exp;
 mod filter;
@@ -30,6 +35,7 @@ mod rank;
 mod rng;
 mod sampler;
 
+pub use candidates::{Candidates, Needs, mass};
 pub use logprobs::{LOGPROB_FLOOR, Logprobs};
 pub use mask::{Constraint, ConstraintError, TokenMask};
 pub use params::{

@@ -30,19 +30,27 @@ impl Logprobs {
         workspace: &mut Workspace,
     ) -> Result<Self, SampleError> {
         let mut ranking = Ranking::new(logits, 1.0, workspace)?;
-        let ln_mass = ranking.mass().ln();
-        let best = ranking.token(0).map_or(0.0, |best| f64::from(logits[best as usize]));
-        let logprob = |token: u32| {
-            let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-            ((f64::from(logit) - best - ln_mass) as f32).max(LOGPROB_FLOOR)
-        };
+        let mass = ranking.mass();
+        let logit_of =
+            |token: u32| logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        let best = ranking.token(0).map_or(0.0, logit_of);
         let mut top = Vec::with_capacity(top_n);
         while top.len() < top_n
             && let Some(token) = ranking.token(top.len())
         {
-            top.push((token, logprob(token)));
+            top.push((token, logit_of(token)));
         }
-        Ok(Logprobs { chosen: logprob(chosen), top })
+        Ok(Logprobs::of(best, mass, logit_of(chosen), top))
+    }
+
+    /// Of the highest logit, the mass relative to it, the chosen token's logit and the best tokens
+    /// with their logits.
+    pub(crate) fn of(best: f32, mass: f64, chosen: f32, mut top: Vec<(u32, f32)>) -> Self {
+        let ln_mass = mass.ln();
+        let logprob =
+            |logit: f32| ((f64::from(logit) - f64::from(best) - ln_mass) as f32).max(LOGPROB_FLOOR);
+        top.iter_mut().for_each(|(_, logit)| *logit = logprob(*logit));
+        Logprobs { chosen: logprob(chosen), top }
     }
 }
 

@@ -20,25 +20,25 @@ const MASS_BLOCK: usize = 1024;
 pub struct Workspace {
     maxima: Vec<f32>,
     bounds: Vec<f32>,
-    keys: Vec<u64>,
+    pub(crate) keys: Vec<u64>,
     masses: Vec<f64>,
     /// The logits of one sequence after bias, penalties and mask.
     pub(crate) edited: Vec<f32>,
 }
 
 /// A token as a number that sorts by descending logit, then ascending id.
-fn key(logit: f32, token: usize) -> u64 {
+pub(crate) fn key(logit: f32, token: usize) -> u64 {
     // Adding zero turns -0 into +0, which must tie with it.
     let bits = (logit + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     u64::from(!ascending) << 32 | token as u64
 }
 
-fn key_token(key: u64) -> u32 {
+pub(crate) fn key_token(key: u64) -> u32 {
     key as u32
 }
 
-fn key_logit(key: u64) -> f32 {
+pub(crate) fn key_logit(key: u64) -> f32 {
     let ascending = !((key >> 32) as u32);
     f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
 }
@@ -102,7 +102,7 @@ pub(crate) fn argmax(logits: &[f32], workspace: &mut Workspace) -> Result<u32, S
 /// Weights are probabilities up to a common factor: the best token has weight 1.
 #[derive(Debug)]
 pub(crate) struct Ranking<'a> {
-    logits: &'a [f32],
+    source: Source<'a>,
     workspace: &'a mut Workspace,
     max: f32,
     inv_t: f32,
@@ -110,6 +110,16 @@ pub(crate) struct Ranking<'a> {
     complete: bool,
     /// Whether a filter has removed anything.
     cut: bool,
+    /// Whether something was asked that the source cannot answer.
+    undecided: bool,
+}
+
+/// What a ranking is of.
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    Logits(&'a [f32]),
+    /// The first tokens of the ranking, and the mass of all where that is known.
+    Candidates(Option<f64>),
 }
 
 impl<'a> Ranking<'a> {
@@ -122,7 +132,27 @@ impl<'a> Ranking<'a> {
     ) -> Result<Self, SampleError> {
         let max = scan(logits, &mut workspace.maxima)?;
         workspace.keys.clear();
-        Ok(Ranking { logits, workspace, max, inv_t, complete: false, cut: false })
+        let source = Source::Logits(logits);
+        let (complete, cut, undecided) = (false, false, false);
+        Ok(Ranking { source, workspace, max, inv_t, complete, cut, undecided })
+    }
+
+    /// The ranking whose first tokens are the workspace's keys, which are sorted and at least one;
+    /// with `complete` there are no others. What needs more leaves it undecided.
+    pub(crate) fn of_candidates(
+        inv_t: f32,
+        mass: Option<f64>,
+        complete: bool,
+        workspace: &'a mut Workspace,
+    ) -> Self {
+        let max = workspace.keys.first().map_or(f32::NEG_INFINITY, |&k| key_logit(k));
+        let source = Source::Candidates(mass);
+        Ranking { source, workspace, max, inv_t, complete, cut: false, undecided: false }
+    }
+
+    /// Whether the answers so far would be others with all logits known.
+    pub(crate) fn undecided(&self) -> bool {
+        self.undecided
     }
 
     /// Sorts the best `n` tokens, or all when there are fewer.
@@ -131,6 +161,10 @@ impl<'a> Ranking<'a> {
         if self.complete || n <= keys.len() {
             return;
         }
+        let Source::Logits(logits) = self.source else {
+            self.undecided = true;
+            return;
+        };
         let bound = if n < maxima.len() {
             bounds.clear();
             bounds.extend_from_slice(maxima);
@@ -139,7 +173,7 @@ impl<'a> Ranking<'a> {
             f32::NEG_INFINITY
         };
         keys.clear();
-        for (chunk_idx, chunk) in self.logits.chunks(CHUNK).enumerate() {
+        for (chunk_idx, chunk) in logits.chunks(CHUNK).enumerate() {
             if maxima[chunk_idx] >= bound {
                 for (i, &logit) in chunk.iter().enumerate() {
                     if logit >= bound && logit > f32::NEG_INFINITY {
@@ -187,9 +221,16 @@ impl<'a> Ranking<'a> {
         if self.cut {
             return self.workspace.keys.iter().map(|&k| self.weight_of(key_logit(k))).sum();
         }
+        let logits = match self.source {
+            Source::Logits(logits) => logits,
+            Source::Candidates(mass) => {
+                self.undecided |= mass.is_none();
+                return mass.unwrap_or(0.0);
+            }
+        };
         let masses = &mut self.workspace.masses;
         masses.clear();
-        let blocks = self.logits.chunks(MASS_BLOCK);
+        let blocks = logits.chunks(MASS_BLOCK);
         masses.extend(blocks.map(|block| sum_exp(block, self.max, self.inv_t)));
         masses.iter().sum()
     }
@@ -214,6 +255,10 @@ impl<'a> Ranking<'a> {
             }
             return key_token(chosen);
         }
+        let Source::Logits(logits) = self.source else {
+            self.undecided = true;
+            return 0;
+        };
         let masses = &self.workspace.masses;
         let mut block_idx = 0;
         for (i, &mass) in masses.iter().enumerate() {
@@ -227,7 +272,7 @@ impl<'a> Ranking<'a> {
         }
         let first = block_idx * MASS_BLOCK;
         let mut chosen = first;
-        for (i, &logit) in self.logits[first..].iter().take(MASS_BLOCK).enumerate() {
+        for (i, &logit) in logits[first..].iter().take(MASS_BLOCK).enumerate() {
             let weight = self.weight_of(logit);
             if weight > 0.0 {
                 chosen = first + i;

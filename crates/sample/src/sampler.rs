@@ -11,14 +11,14 @@ use crate::{Logprobs, SamplingParams, filter, rng};
 /// what constrains the next one.
 #[derive(Debug)]
 pub struct Sampler {
-    params: SamplingParams,
-    seed: u64,
-    history: Option<History>,
-    constraint: Option<Constrained>,
+    pub(crate) params: SamplingParams,
+    pub(crate) seed: u64,
+    pub(crate) history: Option<History>,
+    pub(crate) constraint: Option<Constrained>,
 }
 
 #[derive(Debug)]
-struct Constrained {
+pub(crate) struct Constrained {
     constraint: Box<dyn Constraint>,
     mask: TokenMask,
 }
@@ -86,17 +86,6 @@ impl Sampler {
         self.seed
     }
 
-    /// Whether the next token is the one with the highest logit and nothing else is asked: who knows
-    /// it need not call [`Sampler::sample`].
-    pub fn takes_best(&self) -> bool {
-        let SamplingParams { temperature, logprobs, logit_bias, .. } = &self.params;
-        !temperature.recip().is_finite()
-            && logprobs.is_none()
-            && logit_bias.is_empty()
-            && self.history.is_none()
-            && self.constraint.is_none()
-    }
-
     /// Takes the token for `position`, its index in the sequence with the prompt counted, and adds
     /// it to the history. `logits` has one number for each token of the vocabulary.
     ///
@@ -121,10 +110,15 @@ impl Sampler {
             Some(top_n) => Some(Logprobs::new(logits, token, top_n as usize, workspace)?),
             None => None,
         };
+        self.remember(token);
+        Ok(Sampled { token, logprobs })
+    }
+
+    /// Adds a token of the output to the history.
+    pub(crate) fn remember(&mut self, token: u32) {
         if let Some(history) = &mut self.history {
             history.add(token, true);
         }
-        Ok(Sampled { token, logprobs })
     }
 
     /// The steps before the temperature, on a copy of the logits; false when there is nothing to do
@@ -168,7 +162,7 @@ impl Sampler {
         Ok(ranking.draw(rng::uniform(self.seed, position as u64)))
     }
 
-    fn filter(&self, ranking: &mut Ranking<'_>, vocab: usize) {
+    pub(crate) fn filter(&self, ranking: &mut Ranking<'_>, vocab: usize) {
         let SamplingParams { top_k, top_p, min_p, .. } = self.params;
         if let Some(k) = top_k.map(|k| k as usize).filter(|&k| k < vocab) {
             filter::top_k(ranking, k);

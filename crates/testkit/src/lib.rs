@@ -2,10 +2,12 @@
 //! says what to do, where a test cannot go on.
 #![forbid(unsafe_code)]
 
+mod fake_driver;
 mod golden_jets;
 
 use std::path::{Path, PathBuf};
 
+pub use fake_driver::fake_driver;
 pub use golden_jets::{GoldenCase, golden_jets};
 
 pub use cyb_zoo::{DEMO, tested};

@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output::{self, bytes};
+use crate::plan;
 use crate::settings::Settings;
 
 /// Show how much memory there is, and how much a model takes
@@ -30,6 +31,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         None => None,
     };
     let machine = runtime.memory_stats();
+    let plan = model.as_ref().map(|model| model.info().plan).unwrap_or_default();
     let taken = model.as_ref().map(|model| (model.id().to_string(), model.memory()));
     if common.json {
         let per_model: serde_json::Map<String, serde_json::Value> =
@@ -39,6 +41,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
             "available": machine.available,
             "process_peak": machine.process_peak,
             "per_model": per_model,
+            "plan": plan::as_json(&plan),
         }));
     }
     let shown = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), bytes);
@@ -51,7 +54,9 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
         rows.push(vec![format!("model {name}"), bytes(memory.total())]);
         rows.extend(lines(&memory));
     }
-    output::text(&output::table(&rows))
+    let mut text = output::table(&rows);
+    plan::lines(&plan).iter().for_each(|line| text.push_str(&format!("plan: {line}\n")));
+    output::text(&text)
 }
 
 /// The parts of a model's memory, for people.

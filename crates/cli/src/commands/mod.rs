@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod autotune;
 mod backends;
 mod bench;
 mod chat;
@@ -54,6 +55,7 @@ pub(crate) enum Command {
     Backends(backends::Arguments),
     Memory(memory::Arguments),
     Jets(jets::Arguments),
+    Autotune(autotune::Arguments),
     Config(config::Arguments),
     Completions(completions::Arguments),
 }
@@ -79,6 +81,7 @@ pub(crate) fn run(Arguments { common, command }: Arguments) -> Result<(), Failur
         Command::Backends(arguments) => backends::run(&common, &arguments),
         Command::Memory(arguments) => memory::run(&common, &arguments),
         Command::Jets(arguments) => jets::run(&common, &arguments),
+        Command::Autotune(arguments) => autotune::run(&common, &arguments),
         Command::Config(arguments) => config::run(&common, &arguments),
         Command::Completions(arguments) => completions::run(&arguments),
     }

@@ -10,6 +10,7 @@ use super::{memory, runtime};
 use crate::args::Common;
 use crate::failure::Failure;
 use crate::output::{self, bytes};
+use crate::plan;
 use crate::settings::Settings;
 
 /// Show the models that are here
@@ -175,6 +176,7 @@ fn as_json(info: &ModelInfo, template: Option<&str>) -> serde_json::Value {
         "quantization": quantization,
         "chat_template": template,
         "memory": memory::as_json(&info.memory),
+        "plan": plan::as_json(&info.plan),
         "runs_on": runs_on,
         "warnings": info.warnings,
     })
@@ -212,6 +214,8 @@ fn as_text(info: &ModelInfo, template: Option<&str>) -> String {
         })
         .collect();
     text.push_str(&output::table(&mix));
+    text.push_str("plan before loading\n");
+    plan::lines(&info.plan).iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     text.push_str("runs on\n");
     let parts: Vec<Vec<String>> = info
         .parts

@@ -13,6 +13,7 @@ use super::{chat, read_messages};
 use crate::args::{Common, ModelArgument};
 use crate::failure::Failure;
 use crate::output;
+use crate::plan;
 use crate::settings::Settings;
 
 /// Answer a prompt, or chat
@@ -218,6 +219,9 @@ struct Report<'a> {
     token_ids: &'a [u32],
     finish_reason: &'static str,
     usage: Usage,
+    /// Where a device with memory of its own takes part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<serde_json::Value>,
     metrics: MetricsReport,
 }
 
@@ -236,6 +240,8 @@ struct MetricsReport {
     prefill_tok_per_sec: f64,
     decode_tok_per_sec: f64,
     peak_memory_mb: f64,
+    chosen_on_device: u64,
+    chosen_from_logits: u64,
     ops: Vec<OpReport>,
 }
 
@@ -260,6 +266,8 @@ impl From<Metrics> for MetricsReport {
             prefill_tok_per_sec: metrics.prefill_tok_per_sec,
             decode_tok_per_sec: metrics.decode_tok_per_sec,
             peak_memory_mb: metrics.peak_memory_mb,
+            chosen_on_device: metrics.chosen_on_device,
+            chosen_from_logits: metrics.chosen_from_logits,
             ops: ops.collect(),
         }
     }
@@ -267,6 +275,7 @@ impl From<Metrics> for MetricsReport {
 
 fn print_json(model: &Model, generation: Generation<'_>) -> Result<(), Failure> {
     let done = generation.complete()?;
+    let plan = model.info().plan;
     output::json(&Report {
         text: &done.text,
         token_ids: &done.token_ids,
@@ -276,6 +285,7 @@ fn print_json(model: &Model, generation: Generation<'_>) -> Result<(), Failure> 
             completion_tokens: done.usage.completion_tokens,
             cached_tokens: done.usage.cached_tokens,
         },
+        plan: plan.iter().any(|share| share.free.is_some()).then(|| plan::as_json(&plan)),
         metrics: model.metrics().into(),
     })
 }

@@ -16,7 +16,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    fn of(output: Output) -> Ran {
+    pub fn of(output: Output) -> Ran {
         Ran {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
@@ -52,7 +52,7 @@ pub fn command(words: &[&str]) -> Command {
     for name in ["SOMA_THREADS", "SOMA_BACKEND", "SOMA_CONTEXT", "SOMA_MODEL", "SOMA_CONFIG"] {
         command.env_remove(name);
     }
-    command.env("XDG_CONFIG_HOME", "/nonexistent");
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_CACHE_HOME", "/nonexistent");
     // The same answers on every machine: no GPU is to be seen.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command

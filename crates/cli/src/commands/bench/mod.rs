@@ -87,7 +87,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
     let progress = Progress::new("measurement");
     let result = model.bench(options, &mut |done, all| progress.show(done, all))?;
     let (name, threads) = (model.id().to_string(), runtime.threads());
-    let path = model.info().path;
+    let cyb_llm::ModelInfo { path, plan, .. } = model.info();
     // The peer gets the memory that this model had.
     drop(model);
     drop(runtime);
@@ -109,6 +109,7 @@ pub(crate) fn run(common: &Common, arguments: &Arguments) -> Result<(), Failure>
                 "bandwidth_gb_per_sec": result.bandwidth_gb_per_sec,
             },
             "peak_memory_mb": result.peak_memory_mb,
+            "plan": crate::plan::as_json(&plan),
         });
         if let Some(peer) = peer {
             report["peer"] = json!({
