@@ -119,9 +119,13 @@ fn measured_times_say_where_layers_go() {
         let shares = plan["plan"].as_array().unwrap().clone();
         shares.iter().map(|share| share["backend"].as_str().unwrap().to_owned()).collect()
     };
-    // The driver of tests says that every kernel takes a millisecond.
-    assert_eq!(places(&[]), ["cpu"]);
-    assert_eq!(places(&[]), ["cpu"]);
+    // The driver of tests says that every kernel takes a millisecond, so at least the head, for which the
+    // processor has kernels, goes there.
+    let planned: Vec<&str> =
+        tuned["plan"].as_array().unwrap().iter().map(|s| s["backend"].as_str().unwrap()).collect();
+    assert!(planned.contains(&"cpu"), "{planned:?}");
+    assert_eq!(places(&[]), planned);
+    assert_eq!(places(&[]), planned);
     assert_eq!(places(&["--backend", "cuda"]), ["cuda"]);
     let table = std::fs::read_to_string(path).unwrap();
     let slow: Vec<String> = table
@@ -138,7 +142,7 @@ fn measured_times_say_where_layers_go() {
     with_driver(&words, &cache_variable).fails(1, &[path, "autotune"]);
     // It is made anew from nothing.
     with_driver(&["autotune", "--model", &model, "--json"], &cache_variable).ok();
-    assert_eq!(places(&[]), ["cpu"]);
+    assert!(places(&[]).contains(&"cpu".to_owned()));
     let bert = shown(&cyb_testkit::golden("encoders/bert"));
     with_driver(&["autotune", "--model", &bert], &cache_variable).fails(1, &["encoder"]);
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cyb_ir::{Builder, Graph, Node, Source, ValueId};
+use cyb_ir::{Atom, Builder, Graph, Node, Op, Read, Source, ValueId};
 use cyb_tensor::byte_len;
 
 use crate::placement::layer_of;
@@ -62,6 +62,11 @@ fn key(graph: &Graph, node: &Node) -> String {
     format!("{}({})", node.op.name(), facts.join(", "))
 }
 
+/// Whether a node is the same bytes under another shape.
+fn is_free(node: &Node) -> bool {
+    matches!(node.op, Op::Atom(Atom::Read(Read::Reshape(_))))
+}
+
 impl Dispatch {
     /// Times every operation of `graph`, which has been through the passes, and the way between the
     /// backends. `tell` is told how many of all operations are done.
@@ -76,7 +81,7 @@ impl Dispatch {
         tell: &mut dyn FnMut(usize, usize),
     ) -> Result<Dispatch, ExecError> {
         let mut distinct: BTreeMap<String, &Node> = BTreeMap::new();
-        for node in &graph.nodes {
+        for node in graph.nodes.iter().filter(|node| !is_free(node)) {
             distinct.entry(key(graph, node)).or_insert(node);
         }
         let mut dispatch = Dispatch::default();
@@ -150,10 +155,11 @@ impl Dispatch {
         first: usize,
     ) -> Option<f64> {
         let mut sum = 0.0;
-        for node in nodes {
+        for node in nodes.iter().filter(|node| !is_free(node)) {
             let times = self.operations.get(&key(graph, node))?;
             let there = backends[first..].iter().find_map(|backend| times.get(backend.name()));
-            // What no backend has a kernel for runs as atoms, wherever it is.
+            // What no backend has a kernel for runs as atoms, wherever it is; where only an earlier one
+            // has a kernel, nothing goes past that one.
             sum += match there {
                 Some(time) => time.work(),
                 None if times.is_empty() => 0.0,
