@@ -30,7 +30,7 @@ fn rows_of(random: &mut Random, rows: usize, width: usize, kind: &str) -> Vec<f3
             // Few different values, so that equal ones cross every border.
             "ties" => *value = (*value / 3.0).round(),
             "impossible" if i / width == 4 => *value = f32::NEG_INFINITY,
-            "impossible" if random.next() % 3 > 0 => *value = f32::NEG_INFINITY,
+            "impossible" if !random.next().is_multiple_of(3) => *value = f32::NEG_INFINITY,
             _ => {}
         }
     }

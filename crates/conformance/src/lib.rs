@@ -87,8 +87,11 @@ enum CaseError {
     Other(String),
 }
 
+/// Fills a line.
+type Check = fn(&Suite<'_>, &mut Line);
+
 /// What is checked besides jets.
-const PROMISES: [(&str, fn(&Suite<'_>, &mut Line)); 3] =
+const PROMISES: [(&str, Check); 3] =
     [("products", products::check), ("layers", layers::check), ("choices", choices::check)];
 
 impl Suite<'_> {
