@@ -155,6 +155,9 @@ ENCODERS = {
         bos_token_id=2, eos_token_id=3, mask_token_id=4, tie_word_embeddings=True)),
     "bert-untied": (tf.BertForMaskedLM, tf.BertConfig(
         **bert(num_hidden_layers=1, tie_word_embeddings=False))),
+    # Whose head for words has a GELU whatever the layers have.
+    "electra-masked": (tf.ElectraForMaskedLM, tf.ElectraConfig(
+        **bert(num_hidden_layers=1, embedding_size=14, hidden_act="relu"))),
 }
 # Padding on the left, tokens in the middle that are hidden, padding ids among the tokens.
 HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean", "eurobert-late", "mpnet", "t5",
@@ -162,7 +165,7 @@ HOLES = ["bert-pair", "roberta-nli", "deberta", "deberta-conv", "modernbert-mean
 HALF = {
     "qwen3-rerank": torch.bfloat16, "gemma2-pair": torch.bfloat16, "llama-tags": torch.float16,
     "mistral-gaps": torch.bfloat16, "gemma3-both-ways": torch.bfloat16,
-    "eurobert-masked": torch.bfloat16, "bert-untied": torch.bfloat16,
+    "eurobert-masked": torch.bfloat16, "bert-untied": torch.bfloat16, "electra-masked": torch.bfloat16,
     "deberta-conv": torch.bfloat16,
     "deberta-masked": torch.bfloat16, "modernbert-mean": torch.float16,
     "eurobert-late": torch.bfloat16, "nomic-masked": torch.bfloat16,

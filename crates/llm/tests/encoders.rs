@@ -118,6 +118,7 @@ encoders! {
     gte_as_published "gte-new";
     eurobert_masked_tied "eurobert-masked";
     bert_masked_untied "bert-untied";
+    electra_masked_with_a_gelu_of_its_own "electra-masked";
 }
 
 #[test]

@@ -351,7 +351,7 @@ fn masked_head(config: &Config, m: &mut Encoder, x: cyb_ir::ValueId, table: &str
         ),
         Kind::Electra => (
             "generator_predictions.dense",
-            config.activation,
+            Activation::GeluErf,
             "generator_predictions.LayerNorm",
             "generator_lm_head",
             "generator_lm_head.bias",
