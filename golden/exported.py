@@ -125,6 +125,27 @@ class Decoder(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
+class Turned(nn.Module):
+    """Rotary embeddings in the spellings of GPT-J, LLaMA, GPT-NeoX with a part that stays, and Qwen-VL."""
+
+    def forward(self, x, positions):
+        angle = positions[:, None, :, None].float() * 100 ** (-torch.arange(0, 8, 2).float() / 8)
+        cos, sin = angle.cos(), angle.sin()
+        each = lambda t: torch.stack((t, t), 4).flatten(3)
+        a, b = x[..., ::2], x[..., 1::2]
+        stacked = x * each(cos) + torch.stack((-b, a), 4).flatten(3) * each(sin)
+        rows = x.view(x.shape[0], 3, x.shape[2], 4, 2)
+        a, b = rows[..., 0], rows[..., 1]
+        pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), 4).flatten(3)
+        half = lambda t: torch.cat((t, t), -1)[..., 2:6]
+        kept = x[..., :4]
+        a, b = kept[..., :2], kept[..., 2:]
+        part = kept * half(cos) + torch.cat((-b, a), -1) * half(sin)
+        a, b = x.chunk(2, -1)
+        halves = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return stacked, pairs, torch.cat((part, x[..., 4:]), -1), halves
+
+
 class Vit(nn.Module):
     def __init__(self, n=24):
         super().__init__()
@@ -429,6 +450,54 @@ def microsoft(rng):
              {f"{kind}{i}": t[k] for k, kind in enumerate("tsz") for i, t in enumerate(tables)})
 
 
+def recurrent(rng):
+    """LSTM, GRU and RNN with all their attributes, each kind in one model."""
+    def normal(*shape):
+        return (0.4 * rng.standard_normal(shape)).astype(np.float32)
+
+    steps, batch, width, hidden = 7, 3, 5, 6
+    lengths = np.array([7, 2, 4], np.int32)
+    functions = {
+        "LSTM": (4, ["HardSigmoid", "ScaledTanh", "Softsign"], [0.3, 1.2], [0.4, 0.7]),
+        "GRU": (3, ["Affine", "LeakyRelu"], [0.2, 0.05], [0.5]),
+        "RNN": (1, ["Elu"], [0.8], []),
+    }
+    for op, (gates, names, alpha, beta) in functions.items():
+        nodes, weights, outputs = [], {}, []
+        plain = [{}, {"direction": "reverse"}, {"direction": "bidirectional", "clip": 0.5},
+                 {"direction": "bidirectional", "lengths": True},
+                 {"activations": names, "activation_alpha": alpha, "activation_beta": beta}]
+        if op == "LSTM":
+            plain += [{"peepholes": True, "direction": "bidirectional"}, {"input_forget": 1}]
+        if op == "GRU":
+            plain += [{"linear_before_reset": 1, "direction": "bidirectional"}]
+        for number, attributes in enumerate(plain):
+            attributes = dict(attributes)
+            both = attributes.get("direction") == "bidirectional"
+            d = 2 if both else 1
+            own = {"w": normal(d, gates * hidden, width), "r": normal(d, gates * hidden, hidden),
+                   "b": normal(d, 2 * gates * hidden), "h": normal(d, batch, hidden)}
+            inputs = ["x", "w", "r", "b", "", "h"]
+            if attributes.pop("lengths", False):
+                own["n"] = lengths
+                inputs[4] = "n"
+            if op == "LSTM":
+                own["c"] = normal(d, batch, hidden)
+                inputs.append("c")
+                if attributes.pop("peepholes", False):
+                    own["p"] = normal(d, 3 * hidden)
+                    inputs.append("p")
+            weights |= {f"{k}{number}": v for k, v in own.items()}
+            made = ["y", "yh", "yc"][:3 if op == "LSTM" else 2]
+            made = [f"{name}{number}" for name in made]
+            named = [f"{i}{number}" if i and i != "x" else i for i in inputs]
+            attributes = {k: v for k, v in attributes.items() if v != []} | {"hidden_size": hidden}
+            nodes.append((op, named, made, attributes))
+            outputs += made
+        by_hand(f"all_{op.lower()}", nodes, {"x": [steps, batch, width]}, outputs, weights,
+                {"x": normal(steps, batch, width)}, opset=14)
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     torch.manual_seed(0)
@@ -442,6 +511,9 @@ def main():
     export("bert", Bert(), {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds},
            ["hidden", "pooled"], {"input_ids": two, "attention_mask": two, "token_type_ids": two})
     export("decoder", Decoder(), {"ids": torch.randint(0, 50, (2, 7))}, ["y"], {"ids": two})
+    positions = torch.arange(10).view(2, 5)
+    export("turned", Turned(), {"x": r(2, 3, 5, 8), "positions": positions},
+           [f"y{i}" for i in range(4)], {"x": ["batch", "", "tokens"], "positions": two})
     export("vit", Vit(), {"x": r(2, 3, 16, 16)}, ["y"], {"x": ["batch"]})
     export("mobile", Mobile(), {"x": r(2, 3, 25, 31)}, ["y"], {"x": ["batch"]})
     export("plain", Plain(), {"x": r(2, 3, 25, 31)}, ["y"], {"x": ["batch"]}, ("script",))
@@ -458,6 +530,7 @@ def main():
     keras()
     quantized()
     microsoft(np.random.default_rng(7))
+    recurrent(np.random.default_rng(11))
     half()
 
 

@@ -12,11 +12,13 @@ use crate::{CaseError, Line, Suite, case};
 /// Inputs that models keep as weights.
 fn weights_of(jet: &Jet) -> &'static [usize] {
     match jet.name {
-        "linear" => &[1, 2],
-        "linear_add" | "conv" | "conv_activation" | "conv_transpose" => &[1],
+        "linear" | "linear_activation" => &[1, 2],
+        "linear_add" | "conv" | "conv_activation" | "conv_add" | "conv_transpose" => &[1],
         "linear_many" => &[1, 2, 3, 4],
         "gated_linear" => &[2],
         "embedding" => &[0],
+        "lstm" => &[3, 4],
+        "gru" | "rnn" => &[2, 3],
         "matmul_integer" | "conv_integer" => &[1, 3],
         _ => &[],
     }

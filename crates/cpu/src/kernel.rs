@@ -111,6 +111,45 @@ impl Build<'_> {
         Ok(packed)
     }
 
+    /// For each list of rows of a weight [n, k] the matrix of these rows, for products in `f32`.
+    pub(crate) fn pack_rows(
+        &mut self,
+        v: ValueId,
+        form: &str,
+        parts: &[Vec<usize>],
+    ) -> Result<Arc<Vec<PackedMatrix>>, ExecError> {
+        let fail =
+            |why: String| ExecError::Step { step: format!("packing {}", self.node.label), why };
+        let tensor = self.graph.tensor(v).ok_or_else(|| fail("it is no weight".into()))?;
+        if let Some(made) = self.shared.get(tensor, form) {
+            return Ok(made);
+        }
+        let (dtype, bytes) = (tensor.dtype(), tensor.bytes().as_slice());
+        let &[_, k] = tensor.shape() else {
+            return Err(fail(format!("a matrix has two axes, not {:?}", tensor.shape())));
+        };
+        let row_bytes = dtype.bytes_for(k).ok_or_else(|| fail("its rows are no blocks".into()))?;
+        let mut packed = Vec::with_capacity(parts.len());
+        for rows in parts {
+            let mut own = Vec::with_capacity(rows.len() * row_bytes);
+            for &row in rows {
+                let line = bytes.get(row * row_bytes..(row + 1) * row_bytes);
+                own.extend_from_slice(line.ok_or_else(|| fail(format!("it has no row {row}")))?);
+            }
+            let source = Native { dtype, bytes: &own, turned: false };
+            let (memory, shape) = (&mut self.weights.memory, [rows.len(), k]);
+            let done = |_| {};
+            packed.push(
+                PackedMatrix::pack_for(Compute::F32, memory, self.team, shape, source, &done)
+                    .map_err(|e| fail(e.to_string()))?,
+            );
+        }
+        tensor.bytes().release();
+        let packed = Arc::new(packed);
+        self.shared.put(tensor, form, &packed);
+        Ok(packed)
+    }
+
     /// What `make` makes of a weight, unless some program of the backend has it in this form.
     pub(crate) fn pack_as<T: Any + Send + Sync>(
         &self,
@@ -150,6 +189,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::reduce::ROWS,
     kernels::views::ROWS,
     kernels::rope::ROWS,
+    kernels::rotary::ROWS,
     kernels::kv_cache::ROWS,
     kernels::attention::ROWS,
     kernels::attention_packed::ROWS,
@@ -162,6 +202,7 @@ pub(crate) static KERNELS: &[&[Row]] = &[
     kernels::integer_conv::ROWS,
     kernels::pool::ROWS,
     kernels::resize::ROWS,
+    kernels::recurrent::ROWS,
     kernels::softmax::ROWS,
     kernels::sdpa::ROWS,
 ];

@@ -5,6 +5,7 @@
 //! written once over [`cyb_simd::Isa`]. Units do not depend on the number of threads, and each is
 //! computed the same way by whoever takes it, so that results never depend on the machine's load.
 
+mod activation;
 mod atoms;
 mod buffer;
 mod io;
@@ -19,6 +20,7 @@ mod shared;
 pub mod team;
 mod walk;
 
+pub use activation::Activation;
 pub use matmul::Compute;
 pub use program::CpuBackend;
 

@@ -96,12 +96,14 @@ fn run_jet(
 ) -> Vec<Tensor> {
     let mut b = cyb_ir::Builder::new();
     let weights: &[usize] = match jet.name {
-        "linear" => &[1, 2],
+        "linear" | "linear_activation" => &[1, 2],
         "linear_add" => &[1],
         "linear_many" => &[1, 2, 3, 4],
         "gated_linear" => &[2],
         "embedding" => &[0],
-        "conv" | "conv_activation" | "conv_transpose" => &[1],
+        "lstm" => &[3, 4],
+        "gru" | "rnn" => &[2, 3],
+        "conv" | "conv_activation" | "conv_add" | "conv_transpose" => &[1],
         "matmul_integer" | "conv_integer" => &[1, 3],
         "conv_quantized" => &[1, 3, 4, 5, 6, 7, 8, 9],
         _ => &[],
@@ -223,7 +225,7 @@ fn linear_kernels_in_sixteen_bits() {
 }
 
 fn linear_kernels_in(compute: Compute, tolerance: f64) {
-    for name in ["linear", "linear_add", "linear_many", "gated_linear"] {
+    for name in ["linear", "linear_activation", "linear_add", "linear_many", "gated_linear"] {
         let jet = JETS.iter().find(|jet| jet.name == name).unwrap();
         for case in (jet.cases)() {
             let as_floats = |t: Tensor| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cyb_ir::{Attrs, Graph, Jet, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap, ValueId};
 use cyb_jets::{GATED_LINEAR, LINEAR_ADD, LINEAR_MANY};
 
+use crate::fuse_conv::Activated;
 use crate::{Backend, Call, fuse_conv};
 
 /// Two sets of rules, for backends of which one must have the kernel. The second begins where the
@@ -17,11 +18,32 @@ pub(crate) fn stages(backends: &[Arc<dyn Backend>]) -> [Vec<Rule<'_>>; 2] {
             Some(fused) => fused.patch(graph, backends),
         }),
     };
+    let activated = Rule {
+        name: "activation",
+        apply: Box::new(|graph, id| match fuse_conv::activated(graph, id) {
+            Activated::No => Outcome::NoMatch,
+            Activated::Nearly(why) => Outcome::Rejected(why.to_owned()),
+            Activated::Yes { fused, of } => {
+                // The pair may not end on another backend than its parts would.
+                let first =
+                    |call: &Call<'_>| backends.iter().position(|b| b.kernel(call).is_some());
+                let parts = [graph.node(id), of].map(|node| first(&Call::of(graph, node)));
+                let whole = first(&fused.call(graph, &fused.op()));
+                match whole {
+                    Some(at) if parts.into_iter().flatten().any(|part| part < at) => {
+                        let why = "the backend of the two has no kernel for both at once";
+                        Outcome::Rejected(why.to_owned())
+                    }
+                    _ => fused.patch(graph, backends),
+                }
+            }
+        }),
+    };
     [
         vec![
             Rule { name: "scaled convolution", apply: Box::new(fuse_conv::scaled) },
             // Before other rules take an activation away.
-            rule("convolution and activation", fuse_conv::activated),
+            activated,
             rule("convolution and residual", fuse_conv::added),
             rule("convolution of an activation", fuse_conv::bent),
             rule("gated product", gated),
@@ -40,14 +62,22 @@ pub(crate) struct Fused {
 }
 
 impl Fused {
-    fn patch(self, graph: &Graph, backends: &[Arc<dyn Backend>]) -> Outcome {
-        let op = Op::Jet(self.jet, self.attrs);
-        let call = Call {
-            op: &op,
+    fn op(&self) -> Op {
+        Op::Jet(self.jet, self.attrs.clone())
+    }
+
+    fn call<'g>(&self, graph: &'g Graph, op: &'g Op) -> Call<'g> {
+        Call {
+            op,
             inputs: self.inputs.iter().map(|&v| graph.fact(v)).collect(),
             outputs: self.outputs.iter().map(|&v| graph.fact(v)).collect(),
             fixed: self.inputs.iter().map(|&v| graph.tensor(v).is_some()).collect(),
-        };
+        }
+    }
+
+    fn patch(self, graph: &Graph, backends: &[Arc<dyn Backend>]) -> Outcome {
+        let op = self.op();
+        let call = self.call(graph, &op);
         if !backends.iter().any(|b| b.kernel(&call).is_some()) {
             return Outcome::Rejected(format!("no backend has a kernel for {}", op.name()));
         }

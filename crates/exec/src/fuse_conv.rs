@@ -1,7 +1,7 @@
-//! Fusion of convolutions with what follows them.
+//! Fusion of convolutions, and of products with their activations, with what follows them.
 
-use cyb_ir::{Atom, Attrs, Cmp, Graph, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
-use cyb_jets::{CONV, CONV_ACTIVATION, CONV_ADD};
+use cyb_ir::{Atom, Attrs, Cmp, Graph, Jet, Node, NodeId, Op, Outcome, Patch, Tap, ValueId};
+use cyb_jets::{CONV, CONV_ACTIVATION, CONV_ADD, LINEAR_ACTIVATION};
 use cyb_tensor::{DType, Tensor};
 
 use crate::fuse::{Fused, jet_node, reads};
@@ -18,21 +18,37 @@ fn bare(graph: &Graph, v: ValueId) -> Option<(&Node, &Attrs)> {
     bare.then_some((node, attrs))
 }
 
-/// An activation of a convolution that nothing else reads. `silu` may still be spelled as the
-/// product of a value with its sigmoid.
-pub(crate) fn activated(graph: &Graph, id: NodeId) -> Option<Fused> {
+/// What [`activated`] finds.
+pub(crate) enum Activated<'g> {
+    No,
+    /// Why it is not one call.
+    Nearly(&'static str),
+    Yes {
+        fused: Fused,
+        /// The convolution or product.
+        of: &'g Node,
+    },
+}
+
+/// An activation of a convolution or product that nothing else reads. `silu` may still be spelled as
+/// the product of a value with its sigmoid.
+pub(crate) fn activated(graph: &Graph, id: NodeId) -> Activated<'_> {
     let node = graph.node(id);
-    let maximum = Op::Atom(Atom::Cmp(Cmp::Max));
-    let (x, reads_of_x, activation) = match *node.inputs.as_slice() {
-        [x] => (x, 1, activation_of(node)?),
-        [a, b] if node.op.name() == "mul" => (gated(graph, a, b)?, 2, "silu"),
-        [a, b] if node.op == maximum => (rectified(graph, a, b)?, 1, "relu"),
-        _ => return None,
+    let Some((x, reads_of_x, activation)) = activation_at(graph, node) else {
+        return Activated::No;
     };
-    let (conv, attrs) = bare(graph, x)?;
-    let same_shape = graph.fact(node.outputs[0]).shape == graph.fact(x).shape;
-    if reads(graph, x) != reads_of_x || !same_shape {
-        return None;
+    let Some((of, attrs, jet)) = activable(graph, x) else {
+        return match graph.producer(x).map(|of| of.op.name()) {
+            Some("matmul") => Activated::Nearly("the product is of two activations"),
+            Some("linear_add") => Activated::Nearly("a residual is added to the product before"),
+            _ => Activated::No,
+        };
+    };
+    if graph.fact(node.outputs[0]) != graph.fact(x) {
+        return Activated::Nearly("it has another shape or type than what is before it");
+    }
+    if reads(graph, x) != reads_of_x {
+        return Activated::Nearly("other nodes read what is before it, too");
     }
     let mut attrs = attrs.clone().with("activation", activation);
     if let Op::Jet(_, own) = &node.op
@@ -40,8 +56,31 @@ pub(crate) fn activated(graph: &Graph, id: NodeId) -> Option<Fused> {
     {
         attrs = attrs.with("slope", slope);
     }
-    let jet = if conv.op.name() == CONV_ADD.name { &CONV_ADD } else { &CONV_ACTIVATION };
-    Some(Fused { jet, attrs, inputs: conv.inputs.clone(), outputs: node.outputs.clone() })
+    let (inputs, outputs) = (of.inputs.clone(), node.outputs.clone());
+    Activated::Yes { fused: Fused { jet, attrs, inputs, outputs }, of }
+}
+
+/// The value that a node is an activation of, how often the node and its parts read it, and which
+/// activation it is.
+fn activation_at(graph: &Graph, node: &Node) -> Option<(ValueId, usize, &'static str)> {
+    let maximum = Op::Atom(Atom::Cmp(Cmp::Max));
+    match *node.inputs.as_slice() {
+        [x] => Some((x, 1, activation_of(node)?)),
+        [a, b] if node.op.name() == "mul" => Some((gated(graph, a, b)?, 2, "silu")),
+        [a, b] if node.op == maximum => Some((rectified(graph, a, b)?, 1, "relu")),
+        _ => None,
+    }
+}
+
+/// A convolution or product without an activation after it, its attributes, and the jet that has one.
+fn activable(graph: &Graph, v: ValueId) -> Option<(&Node, &Attrs, &'static Jet)> {
+    if let Some(product) = jet_node(graph, v, "linear") {
+        let Op::Jet(_, attrs) = &product.op else { return None };
+        return Some((product, attrs, &LINEAR_ACTIVATION));
+    }
+    let (conv, attrs) = bare(graph, v)?;
+    let added = conv.op.name() == CONV_ADD.name;
+    Some((conv, attrs, if added { &CONV_ADD } else { &CONV_ACTIVATION }))
 }
 
 /// The sum of a convolution that nothing else reads and a value of its shape.
@@ -100,6 +139,7 @@ fn activation_of(node: &Node) -> Option<&'static str> {
         "gelu" => match form(attrs)?.as_str() {
             "none" => Some("gelu"),
             "tanh" => Some("gelu_tanh"),
+            "quick" => Some("gelu_quick"),
             _ => None,
         },
         _ => None,

@@ -72,6 +72,13 @@ impl Attrs {
         }
     }
 
+    pub fn floats(&self, name: &str) -> Result<Vec<f64>, IrError> {
+        match self.get(name) {
+            Some(Attr::Floats(v)) => Ok(v.iter().map(|x| x.get()).collect()),
+            got => Err(self.wrong(name, "a list of floats", got)),
+        }
+    }
+
     /// A list of sizes or axes.
     pub fn sizes(&self, name: &str) -> Result<Vec<usize>, IrError> {
         let ints = self.ints(name)?;
@@ -150,6 +157,11 @@ impl From<DType> for Attr {
 impl From<&[usize]> for Attr {
     fn from(v: &[usize]) -> Attr {
         Attr::Ints(v.iter().map(|&n| i64::try_from(n).unwrap_or(i64::MAX)).collect())
+    }
+}
+impl From<&[f64]> for Attr {
+    fn from(v: &[f64]) -> Attr {
+        Attr::Floats(v.iter().map(|&x| Float::new(x)).collect())
     }
 }
 impl From<Vec<i64>> for Attr {

@@ -367,4 +367,21 @@ impl Program for OnExecutor {
     fn reset_times(&mut self) {
         self.running.iter_mut().for_each(Running::reset_times);
     }
+
+    fn notes(&self) -> Vec<Note> {
+        let Some(running) = &self.running else { return Vec::new() };
+        let applied = &running.executor().passes().applied;
+        // A pass may refuse a layer at first and take it when others have gone.
+        let taken = |one: &cyb_ir::Applied| {
+            let same = |a: &&cyb_ir::Applied| a.rule == one.rule && a.label == one.label;
+            applied.iter().filter(same).any(|a| a.rejected.is_none())
+        };
+        let shown = applied.iter().filter(|one| one.rejected.is_none() || !taken(one));
+        let each = shown.filter(|one| one.rule != "fold").map(|one| Note {
+            node: one.label.clone(),
+            jet: one.rule.clone(),
+            missed: one.rejected.clone(),
+        });
+        each.collect()
+    }
 }

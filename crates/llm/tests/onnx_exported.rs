@@ -23,6 +23,16 @@ const FOUND: &[(&str, &str, usize)] = &[
     ("decoder.script", "rmsnorm", 2),
     ("decoder.dynamo", "rmsnorm", 2),
     ("decoder.script", "silu", 1),
+    ("decoder.script", "rotary", 2),
+    ("decoder.dynamo", "rotary", 2),
+    ("turned.script", "rotary", 4),
+    ("turned.dynamo", "rotary", 4),
+    ("all_lstm", "lstm", 7),
+    ("all_gru", "gru", 6),
+    ("all_rnn", "rnn", 5),
+    ("recurrent.script", "lstm", 2),
+    ("recurrent.script", "gru", 1),
+    ("recurrent.script", "rnn", 1),
     ("vit.script", "sdpa", 1),
     ("vit.dynamo", "sdpa", 1),
     ("vit.script", "gelu", 1),
@@ -32,6 +42,19 @@ const FOUND: &[(&str, &str, usize)] = &[
     ("keras_dense", "linear", 1),
     ("keras_dense", "gelu", 1),
     ("keras_dense", "softmax", 1),
+];
+
+/// The kernels that must run, and how often.
+const STEPS: &[(&str, &str, usize)] = &[
+    ("bert.script", "linear_activation", 3),
+    ("bert.dynamo", "linear_activation", 3),
+    ("vit.script", "linear_activation", 1),
+    ("vit.dynamo", "linear_activation", 1),
+    ("decoder.script", "rotary_f32", 2),
+    ("decoder.dynamo", "rotary_f32", 2),
+    ("all_lstm", "lstm_f32", 7),
+    ("all_gru", "gru_f32", 6),
+    ("all_rnn", "rnn_f32", 5),
 ];
 
 fn folder() -> PathBuf {
@@ -69,7 +92,8 @@ fn run(kind: BackendKind) {
     let runtime = Runtime::new(config).expect("a runtime starts");
     let names = names();
     assert!(names.len() >= 20, "{names:?}");
-    let mut found: BTreeMap<(String, &str), usize> = BTreeMap::new();
+    let mut found: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut ran = found.clone();
     for name in &names {
         let golden = npz::read(&folder().join(format!("{name}.npz"))).expect("golden values");
         let path = folder().join(format!("{name}.onnx"));
@@ -85,12 +109,18 @@ fn run(kind: BackendKind) {
             compare(&format!("{name}: {output}"), &outputs[output], want, tolerance);
         }
         for note in model.notes().iter().filter(|note| note.missed.is_none()) {
-            *found.entry((name.clone(), note.jet)).or_default() += 1;
+            *found.entry((name.clone(), note.jet.clone())).or_default() += 1;
+        }
+        for step in model.steps() {
+            *ran.entry((name.clone(), step.kernel.to_owned())).or_default() += 1;
         }
     }
-    for (name, jet, count) in FOUND {
-        let got = found.get(&((*name).to_owned(), *jet)).copied().unwrap_or(0);
-        assert!(got >= *count, "{name}: {jet} was found {got} times, not {count}; {found:?}");
+    let steps = if kind == BackendKind::Cpu { STEPS } else { &[] };
+    for (counts, wanted) in [(found, FOUND), (ran, steps)] {
+        for (name, what, count) in wanted {
+            let got = counts.get(&((*name).to_owned(), (*what).to_owned())).copied().unwrap_or(0);
+            assert!(got >= *count, "{name}: {what} is there {got} times, not {count}; {counts:?}");
+        }
     }
 }
 

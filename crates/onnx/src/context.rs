@@ -63,21 +63,23 @@ pub(crate) struct Context<'a> {
 pub struct Note {
     /// The node that ends the layer.
     pub node: String,
-    /// The jet that the layer is.
-    pub jet: &'static str,
+    /// The jet that the layer is, or the fusion that took it.
+    pub jet: String,
     /// Why it is not, where it nearly is.
-    pub missed: Option<&'static str>,
+    pub missed: Option<String>,
 }
 
 impl Context<'_> {
     /// Notes that the node ends a layer that is a jet.
-    pub(crate) fn found(&mut self, jet: &'static str) {
-        self.notes.push(Note { node: self.node.name.clone(), jet, missed: None });
+    pub(crate) fn found(&mut self, jet: &str) {
+        let node = self.node.name.clone();
+        self.notes.push(Note { node, jet: jet.to_owned(), missed: None });
     }
 
     /// Notes why a layer that looks like a jet is not one.
-    pub(crate) fn missed(&mut self, jet: &'static str, why: &'static str) {
-        self.notes.push(Note { node: self.node.name.clone(), jet, missed: Some(why) });
+    pub(crate) fn missed(&mut self, jet: &str, why: &str) {
+        let (node, missed) = (self.node.name.clone(), Some(why.to_owned()));
+        self.notes.push(Note { node, jet: jet.to_owned(), missed });
     }
 
     /// Input `i` as a value of the graph.

@@ -39,6 +39,11 @@ pub trait Program: Send {
 
     /// Forgets the times of all steps.
     fn reset_times(&mut self) {}
+
+    /// Which layers were made one when the graph was prepared, and which nearly were.
+    fn notes(&self) -> Vec<Note> {
+        Vec::new()
+    }
 }
 
 /// What a step of a prepared graph is, and the time it took.
@@ -104,8 +109,9 @@ impl Ready {
 
     /// What the import of this stage and of all that follow found.
     pub(crate) fn notes(&self) -> Vec<Note> {
+        let prepared = self.program.iter().flat_map(|program| program.notes());
         let followers = self.followers.values().flat_map(Ready::notes);
-        self.notes.iter().cloned().chain(followers).collect()
+        self.notes.iter().cloned().chain(prepared).chain(followers).collect()
     }
 
     pub(crate) fn reset_times(&mut self) {

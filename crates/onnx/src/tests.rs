@@ -11,6 +11,8 @@ use indexmap::IndexMap;
 
 use crate::{Interpreter, Onnx, OnnxError};
 
+mod recognition;
+
 fn info(name: &str, elem: Elem, dims: &[Dimension]) -> ValueInfo {
     let ty = Type::Tensor { elem, shape: Some(dims.to_vec()) };
     ValueInfo { name: name.to_owned(), ty }

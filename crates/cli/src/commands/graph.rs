@@ -28,7 +28,7 @@ pub(super) fn show(
                 "jet": n.jet, "node": n.node,
             })).collect::<Vec<_>>(),
             "missed": notes.iter().filter_map(|n| Some(json!({
-                "jet": n.jet, "node": n.node, "why": n.missed?,
+                "jet": n.jet, "node": n.node, "why": n.missed.as_ref()?,
             }))).collect::<Vec<_>>(),
         }));
     }
@@ -44,12 +44,12 @@ pub(super) fn show(
     }
     rows.push(vec!["recognized".to_owned()]);
     for note in notes.iter().filter(|n| n.missed.is_none()) {
-        rows.push(vec![format!("  {}", note.node), note.jet.to_owned()]);
+        rows.push(vec![format!("  {}", note.node), note.jet.clone()]);
     }
     rows.push(vec!["nearly".to_owned()]);
     for note in &notes {
-        if let Some(why) = note.missed {
-            rows.push(vec![format!("  {}", note.node), note.jet.to_owned(), why.to_owned()]);
+        if let Some(why) = &note.missed {
+            rows.push(vec![format!("  {}", note.node), note.jet.clone(), why.clone()]);
         }
     }
     output::text(&output::table(&rows))

@@ -120,16 +120,16 @@ impl SimdOp for Line<'_> {
         let (low, high) = (s.splat(low), s.splat(high));
         for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
             let quotient = s.div(s.load_padded(from, 1.0), scale);
-            // NaN is 0, and what no code is near may not leave the range of integers.
+            // NaN may not become an integer, and what no code is near may not leave their range.
             let size = s.abs(quotient);
             let number =
                 s.select_gt(s.add(size, s.splat(1.0)), s.splat(0.5), quotient, s.splat(0.0));
             let near = s.min(s.max(number, s.splat(-1e6)), s.splat(1e6));
             let whole = s.to_float(s.to_int(near));
             let code = s.min(s.max(s.add(whole, zero), low), high);
-            let is_number =
-                s.select_gt(s.add(size, s.splat(1.0)), s.splat(0.5), code, s.splat(0.0));
-            let code = s.to_int(is_number);
+            // The code of NaN is the lowest.
+            let code = s.select_gt(s.add(size, s.splat(1.0)), s.splat(0.5), code, low);
+            let code = s.to_int(code);
             if to.len() == LANES {
                 // SAFETY: 16 bytes are writable.
                 unsafe { s.store_i8(to.as_mut_ptr().cast(), code) };

@@ -12,6 +12,7 @@ use cyb_simd::AnyIsa;
 use cyb_tensor::{Class, DType};
 
 use super::attrs_of;
+use crate::activation::Activation;
 use crate::io::{Io, PHASES, RawTensor};
 use crate::kernel::{Build, Kernel, Row};
 use crate::matmul::{
@@ -30,6 +31,12 @@ pub(crate) static ROWS: &[Row] = &[
         name: "linear_add",
         supports: |c| fits(c, 0, 1..2),
         build: build_linear_add,
+    },
+    Row {
+        op: "linear_activation",
+        name: "linear_activation",
+        supports: |c| fits(c, 0, 1..2),
+        build: build_linear,
     },
     Row { op: "linear_many", name: "linear_many", supports: many_fits, build: build_many },
     Row {
@@ -78,12 +85,15 @@ fn many_fits(call: &Call<'_>) -> bool {
 fn build_linear(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
     let bias = b.node.inputs.get(2).map(|_| 2);
-    Ok(Linear::boxed(b, weights, vec![bias], None, None))
+    let activation = Activation::of(&attrs_of(&b.node.op))?;
+    let around = Around { activation, ..Around::default() };
+    Ok(Linear::boxed(b, weights, vec![bias], around))
 }
 
 fn build_linear_add(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let weights = vec![b.pack(b.node.inputs[1], is_turned(&b.node.op))?];
-    Ok(Linear::boxed(b, weights, vec![None], None, Some(2)))
+    let around = Around { residual: Some(2), ..Around::default() };
+    Ok(Linear::boxed(b, weights, vec![None], around))
 }
 
 fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -94,7 +104,7 @@ fn build_many(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let turned = is_turned(&b.node.op);
     let weights = ids.into_iter().map(|v| b.pack(v, turned)).collect::<Result<Vec<_>, _>>()?;
     let biases = (0..count).map(|i| with_bias.then_some(range.end + i)).collect();
-    Ok(Linear::boxed(b, weights, biases, None, None))
+    Ok(Linear::boxed(b, weights, biases, Around::default()))
 }
 
 fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
@@ -106,7 +116,18 @@ fn build_gated(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
         _ => Gate::Silu,
     };
     let residual = b.node.inputs.get(3).map(|_| 3);
-    Ok(Linear::boxed(b, weights, vec![None], Some(gate), residual))
+    let around = Around { gate: Some(gate), residual, ..Around::default() };
+    Ok(Linear::boxed(b, weights, vec![None], around))
+}
+
+/// What is done before and after the products.
+#[derive(Debug, Default)]
+struct Around {
+    /// The activation of input 0, which input 1 is multiplied with.
+    gate: Option<Gate>,
+    /// Input number of what the product is added to.
+    residual: Option<usize>,
+    activation: Activation,
 }
 
 #[derive(Debug)]
@@ -114,10 +135,7 @@ struct Linear {
     weights: Vec<Arc<PackedMatrix>>,
     /// Input number of each product's bias.
     biases: Vec<Option<usize>>,
-    /// The activation of input 0, which input 1 is multiplied with.
-    gate: Option<Gate>,
-    /// Input number of what the product is added to.
-    residual: Option<usize>,
+    around: Around,
     /// What the products read of quantised rows.
     tables: Tables,
     workers: usize,
@@ -129,12 +147,11 @@ impl Linear {
         b: &Build<'_>,
         weights: Vec<Arc<PackedMatrix>>,
         biases: Vec<Option<usize>>,
-        gate: Option<Gate>,
-        residual: Option<usize>,
+        around: Around,
     ) -> Box<dyn Kernel> {
         let tables = weights.iter().map(|w| tables(b.isa, w)).fold(Tables::NONE, Tables::and);
         let (workers, isa) = (b.team.count(), b.isa);
-        Box::new(Linear { weights, biases, gate, residual, tables, workers, isa })
+        Box::new(Linear { weights, biases, around, tables, workers, isa })
     }
 
     fn k(&self) -> usize {
@@ -156,7 +173,7 @@ impl Linear {
     /// Whether floats are needed that are not the input's: gated or rounded ones.
     fn makes_floats(&self) -> bool {
         let floats = self.weights.iter().any(|w| !w.takes_quantized());
-        floats && (self.gate.is_some() || self.halves())
+        floats && (self.around.gate.is_some() || self.halves())
     }
 
     /// Scratch bytes of the quantised rows, of the rows in pairs, and of the floats that are made, in
@@ -177,7 +194,7 @@ impl Linear {
 impl Kernel for Linear {
     fn reads(&self, input: usize) -> bool {
         // Weights lie between what is multiplied with them and what is added.
-        let first = if self.gate.is_some() { 2 } else { 1 };
+        let first = if self.around.gate.is_some() { 2 } else { 1 };
         !(first..first + self.weights.len()).contains(&input)
     }
 
@@ -213,7 +230,7 @@ impl Kernel for Linear {
         let start = start.wrapping_add(parts[1]);
 
         if let Some(quantized) = &quantized {
-            let source = match self.gate {
+            let source = match self.around.gate {
                 None => Source::Plain(x),
                 Some(gate) => Source::Gated { gate: x, up: io.slice(1), activation: gate },
             };
@@ -234,7 +251,7 @@ impl Kernel for Linear {
                 )
             };
             let range = share.start * k..share.end * k;
-            match self.gate {
+            match self.around.gate {
                 Some(gate) => {
                     let up = io.slice::<f32>(1);
                     gate.multiply(self.isa, &x[range.clone()], &up[range], mine);
@@ -265,7 +282,8 @@ impl Kernel for Linear {
             let out = io.output::<f32>(i);
             let epilogue = Epilogue {
                 bias: bias.map(|input| io.slice::<f32>(input)),
-                residual: self.residual.map(|input| io.slice::<f32>(input)),
+                residual: self.around.residual.map(|input| io.slice::<f32>(input)),
+                activation: self.around.activation,
             };
             // SAFETY: the output is this step's; every worker calls this with the same arguments
             // and a counter of its own.

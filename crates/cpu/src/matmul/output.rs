@@ -1,10 +1,12 @@
 //! Where results of a product go, and what is done with them on the way.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
-use cyb_simd::{Isa, LANES};
+use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::codec::ROWS;
+use crate::activation::Activation;
 
 /// Where results go: row `i` to `values[i * stride..][..n]`, written by several workers at once.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +48,8 @@ pub struct Epilogue<'a> {
     pub bias: Option<&'a [f32]>,
     /// Added, row by row as the output lies.
     pub residual: Option<&'a [f32]>,
+    /// Of the sum. It is applied to a unit of work at a time, when all its results are stored.
+    pub activation: Activation,
 }
 
 /// Stores results.
@@ -57,6 +61,23 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
+    /// Applies the activation to `columns` of `rows`.
+    ///
+    /// # Safety
+    /// They are inside the output, and nobody else accesses them.
+    pub(super) unsafe fn activate(&self, isa: AnyIsa, rows: Range<usize>, columns: Range<usize>) {
+        let activation = self.epilogue.activation;
+        let columns = columns.start..columns.end.min(self.n);
+        for row in rows {
+            let at = row * self.out.stride + columns.start;
+            // SAFETY: `matmul` checked that the output holds `n` columns of every row; the rest is
+            // the caller's contract.
+            let values =
+                unsafe { std::slice::from_raw_parts_mut(self.out.start.add(at), columns.len()) };
+            isa.run(Activate { values, activation });
+        }
+    }
+
     /// Asks for what [`Sink::put`] will write and read.
     #[inline(always)]
     pub(super) fn ask<S: Isa>(&self, s: S, tile: usize, row: usize) {
@@ -90,5 +111,23 @@ impl Sink<'_> {
             v = s.add(v, s.load_partial(&residual[at..at + count]));
         }
         s.store_partial(out, v);
+    }
+}
+
+/// An activation in place.
+struct Activate<'a> {
+    values: &'a mut [f32],
+    activation: Activation,
+}
+
+impl SimdOp for Activate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) {
+        for part in self.values.chunks_mut(LANES) {
+            let v = self.activation.apply(s, s.load_partial(part));
+            s.store_partial(part, v);
+        }
     }
 }

@@ -13,6 +13,7 @@ use super::kernel::{self, FEW, STRETCH, Scratch, Shape, TOKENS, Target, WIDE_ROW
 use super::output::{Epilogue, Output, Sink};
 use super::pack::{Form, PackedMatrix};
 use super::pairs::{self, PairRows};
+use crate::activation::Activation;
 use crate::team::{Chunks, Worker};
 
 /// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
@@ -112,7 +113,7 @@ pub unsafe fn matmul(
     let sink = Sink { out, n: w.n, epilogue };
     macro_rules! part {
         ($x:expr) => {
-            Part { w, x: $x, sink, worker, counter }
+            Part { isa, w, x: $x, sink, worker, counter }
         };
     }
     match x {
@@ -150,6 +151,7 @@ pub unsafe fn matmul(
 /// A worker's part of a product with rows of a kind `X`.
 #[derive(Clone, Copy)]
 struct Part<'a, X> {
+    isa: AnyIsa,
     w: &'a PackedMatrix,
     x: X,
     sink: Sink<'a>,
@@ -164,6 +166,21 @@ impl<'a, X> Part<'a, X> {
         let units = tiles.div_ceil(tiles_per_unit) * rows.div_ceil(rows_per_unit);
         let chunks = self.worker.chunks(self.counter, units);
         Units { chunks, tiles, tiles_per_unit, rows, rows_per_unit }
+    }
+
+    /// What remains to be done when a unit's results are stored.
+    ///
+    /// # Safety
+    /// The unit is this worker's.
+    #[inline(always)]
+    unsafe fn finish(&self, unit: &Unit) {
+        if self.sink.epilogue.activation == Activation::None {
+            return;
+        }
+        let rows = unit.first_row..unit.first_row + unit.rows;
+        let columns = unit.first_tile * ROWS..(unit.first_tile + unit.tiles) * ROWS;
+        // SAFETY: the caller's contract.
+        unsafe { self.sink.activate(self.isa, rows, columns) };
     }
 }
 
@@ -226,6 +243,8 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
                     unsafe { kernel::few(s, codec(tile), &x, &sink, tile) };
                 }
+                // SAFETY: as above.
+                unsafe { self.part.finish(&unit) };
             }
             return;
         }
@@ -246,6 +265,8 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
                 // SAFETY: as above.
                 unsafe { kernel::streamed(s, codec(tile), &x, rows, &sink, tile) };
             }
+            // SAFETY: as above.
+            unsafe { self.part.finish(&unit) };
         }
     }
 }
@@ -281,7 +302,10 @@ unsafe fn by_stretches<S: Isa, W: Weights<S>>(
         let (tile, rows) = (unit.first_tile, (unit.first_row, unit.rows));
         let weights = weights(tile);
         // SAFETY: the caller's contract.
-        unsafe { kernel::many(s, &weights, &part.x, rows, &mut scratch, &part.sink, tile) };
+        unsafe {
+            kernel::many(s, &weights, &part.x, rows, &mut scratch, &part.sink, tile);
+            part.finish(&unit);
+        }
     }
 }
 
@@ -423,6 +447,7 @@ unsafe fn by_steps<T: float::Terms, X>(
             let tiles = float::Tiles { bytes, tile_bytes: w.tile_bytes, first, count: unit.tiles };
             let rows = unit.first_row..unit.first_row + unit.rows;
             float::tiles(t, &tiles, x, rows, steps, &part.sink);
+            part.finish(&unit);
         }
     }
 }

@@ -310,7 +310,8 @@ fn epilogues() {
             let start: Vec<f32> = (0..m * 19).map(|i| i as f32 * 0.25).collect();
             let isa = AnyIsa::best();
             let plain = case.run(isa, &team, 0..m, Epilogue::default());
-            let epilogue = Epilogue { bias: Some(&bias), residual: Some(&start) };
+            let epilogue =
+                Epilogue { bias: Some(&bias), residual: Some(&start), ..Epilogue::default() };
             let got = case.run(isa, &team, 0..m, epilogue);
             for (i, got) in got.iter().enumerate() {
                 assert_eq!(*got, plain[i] + bias[i % 19] + start[i], "{dtype} {i}");
@@ -466,7 +467,7 @@ fn products_in_bfloat16_have_the_bits_of_their_definition() {
             }
         }
         let bias: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
-        let epilogue = Epilogue { bias: Some(&bias), residual: None };
+        let epilogue = Epilogue { bias: Some(&bias), ..Epilogue::default() };
         let got = run_pairs(&case, plain, AnyIsa::best(), &two, epilogue);
         assert!(got.iter().zip(&want).enumerate().all(|(i, (a, b))| *a == b + bias[i % n]));
     }

@@ -189,3 +189,34 @@ pub static SOFTMAX: Jet = Jet {
     tolerance: ELEMENTWISE,
     in_place: &[],
 };
+
+/// The activations that fused jets name.
+pub(super) const ACTIVATIONS: [&str; 9] =
+    ["silu", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "gelu_quick", "leaky_relu", "none"];
+
+/// The activation that the attributes `activation` and `slope` name.
+pub(super) fn activate(b: &mut Builder, y: ValueId, attrs: &Attrs) -> Result<ValueId, IrError> {
+    let form = |form: &str| Attrs::new().with("approximate", form);
+    match attrs.text("activation")? {
+        "none" => Ok(y),
+        "leaky_relu" => leaky(b, y, attrs.float("slope")?),
+        "silu" => {
+            let s = sigmoid(b, y)?;
+            b.mul(y, s)
+        }
+        "relu" => {
+            let zero = b.scalar(DType::F32, 0.0)?;
+            b.max(y, zero)
+        }
+        "sigmoid" => sigmoid(b, y),
+        "tanh" => tanh(b, y),
+        "gelu" => gelu(b, y, &form("none")),
+        "gelu_tanh" => gelu(b, y, &form("tanh")),
+        "gelu_quick" => gelu(b, y, &form("quick")),
+        other => Err(IrError::Attr {
+            name: "activation".into(),
+            want: "none, silu, relu, leaky_relu, sigmoid, tanh, gelu, gelu_tanh or gelu_quick",
+            got: other.to_owned(),
+        }),
+    }
+}

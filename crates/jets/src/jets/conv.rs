@@ -3,8 +3,8 @@
 use cyb_ir::{Attrs, Builder, Case, Fact, IrError, Jet, Signature, Tolerance, ValueId};
 use cyb_tensor::{DType, Dim};
 
-use super::activation::{gelu, leaky};
-use crate::sugar::{Defined, SUMMED, arity, f32_of_rank, sigmoid, tanh};
+use super::activation::{ACTIVATIONS, activate, leaky};
+use crate::sugar::{Defined, SUMMED, arity, f32_of_rank};
 
 /// `conv{strides, pads, dilations, groups}(x[N, C, S...], w[M, C/groups, K...], bias[M]?)
 /// -> [N, M, O...]`: cross-correlation. `pads` holds the zeros before each axis, then those after;
@@ -32,8 +32,9 @@ pub static CONV: Jet = Jet {
 };
 
 /// `conv_activation{..., activation, slope?, input_slope?}(x, w, bias?)`: [`CONV`] and an activation of
-/// its result: `none`, `silu`, `relu`, `sigmoid`, `tanh`, `gelu`, `gelu_tanh`, or `leaky_relu` with its
-/// `slope`. With an `input_slope` the input goes through a `leaky_relu` of that slope first.
+/// its result: `none`, `silu`, `relu`, `sigmoid`, `tanh`, `gelu`, `gelu_tanh`, `gelu_quick`, or
+/// `leaky_relu` with its `slope`. With an `input_slope` the input goes through a `leaky_relu` of that
+/// slope first.
 pub static CONV_ACTIVATION: Jet = Jet {
     name: "conv_activation",
     summary: "convolution and activation",
@@ -48,9 +49,7 @@ pub static CONV_ACTIVATION: Jet = Jet {
         vec![Signature { inputs, attrs: window(&[1, 1]).with("activation", "silu") }]
     },
     cases: || {
-        let activations =
-            ["silu", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "leaky_relu", "none"];
-        let each = activations.into_iter().cycle().zip(shapes()).enumerate();
+        let each = ACTIVATIONS.into_iter().cycle().zip(shapes()).enumerate();
         each.map(|(number, (activation, shape))| {
             let attrs = window(&vec![1; shape.x.len() - 2])
                 .with("activation", activation)
@@ -420,30 +419,6 @@ fn contract(
     let bias = b.cast(bias, DType::F32)?;
     let bias = b.reshape(bias, shape)?;
     b.add(y, bias)
-}
-
-fn activate(b: &mut Builder, y: ValueId, attrs: &Attrs) -> Result<ValueId, IrError> {
-    match attrs.text("activation")? {
-        "none" => Ok(y),
-        "leaky_relu" => leaky(b, y, attrs.float("slope")?),
-        "silu" => {
-            let s = sigmoid(b, y)?;
-            b.mul(y, s)
-        }
-        "relu" => {
-            let zero = b.scalar(DType::F32, 0.0)?;
-            b.max(y, zero)
-        }
-        "sigmoid" => sigmoid(b, y),
-        "tanh" => tanh(b, y),
-        "gelu" => gelu(b, y, &Attrs::new().with("approximate", "none")),
-        "gelu_tanh" => gelu(b, y, &Attrs::new().with("approximate", "tanh")),
-        other => Err(IrError::Attr {
-            name: "activation".into(),
-            want: "none, silu, relu, leaky_relu, sigmoid, tanh, gelu or gelu_tanh",
-            got: other.to_owned(),
-        }),
-    }
 }
 
 fn define_transposed(b: &mut Builder, inputs: &[ValueId], attrs: &Attrs) -> Defined {

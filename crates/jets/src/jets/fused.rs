@@ -4,6 +4,7 @@
 use cyb_ir::{Attrs, Builder, Case, Fact, Fill, IrError, Jet, Signature, Tolerance, ValueId};
 use cyb_tensor::{DType, Dim};
 
+use super::activation::{ACTIVATIONS, activate};
 use super::linear::is_turned;
 use super::{GEGLU, LINEAR, SWIGLU};
 use crate::sugar::{Defined, arity};
@@ -44,6 +45,48 @@ pub static LINEAR_ADD: Jet = Jet {
         let turned = Case::new("turned", Attrs::new().with("turned", true));
         cases.push(turned.normal(&[4, 29]).normal(&[29, 18]).normal(&[4, 18]));
         cases
+    },
+    tolerance: PRODUCT,
+    in_place: &[],
+};
+
+/// `linear_activation{activation, slope?, turned?}(x[..., K], w[N, K], bias[N]?)`: an activation of the
+/// product, by the names of `conv_activation`.
+pub static LINEAR_ACTIVATION: Jet = Jet {
+    name: "linear_activation",
+    summary: "product and activation",
+    define: |b, inputs, attrs| {
+        arity("linear_activation", inputs, 2..=3)?;
+        let y = linear(b, inputs, is_turned(attrs)?)?;
+        Ok(vec![activate(b, y, attrs)?])
+    },
+    signatures: || {
+        let inputs = vec![matrix("d0", "k"), matrix("n", "k")];
+        vec![Signature { inputs, attrs: Attrs::new().with("activation", "gelu") }]
+    },
+    cases: || {
+        let dtypes = [(DType::F32, 7), (DType::Q4_K, 1), (DType::Q8_0, 5), (DType::F16, 3)];
+        let each = ACTIVATIONS.into_iter().zip(dtypes.into_iter().cycle()).enumerate();
+        each.map(|(number, (activation, (dtype, m)))| {
+            let attrs = Attrs::new().with("activation", activation).with("slope", 0.2);
+            let turned = dtype == DType::F32 && number % 2 == 0;
+            let (attrs, shape) = match turned {
+                true => (attrs.with("turned", true), [256, 37]),
+                false => (attrs, [37, 256]),
+            };
+            let case = Case::new(format!("{activation} {dtype} {m}"), attrs)
+                .normal(&[m, 256])
+                .input(dtype, &shape, Fill::Normal(0.1));
+            if number % 3 == 0 { case } else { case.normal(&[37]) }
+        })
+        .chain([
+            // More than one unit of rows and of columns.
+            Case::new("units", Attrs::new().with("activation", "gelu"))
+                .normal(&[101, 33])
+                .input(DType::F32, &[150, 33], Fill::Normal(0.2))
+                .normal(&[150]),
+        ])
+        .collect()
     },
     tolerance: PRODUCT,
     in_place: &[],

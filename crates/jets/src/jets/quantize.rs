@@ -49,7 +49,7 @@ pub static DEQUANTIZE: Jet = Jet {
 };
 
 /// `affine_quantize{dtype}(x, scale, zero)`: `round(x / scale) + zero` as `U8` or `I8`, halves to the
-/// even number, saturated; NaN is 0. The quotient is the one nearest to the exact one. `scale` and
+/// even number, saturated; NaN is the lowest code. The quotient is the one nearest to the exact one. `scale` and
 /// `zero` (of `dtype`) broadcast to `x`.
 pub static AFFINE_QUANTIZE: Jet = Jet {
     name: "affine_quantize",
@@ -177,7 +177,9 @@ pub(super) fn affine(
     let zero = b.cast(zero, DType::F32)?;
     let y = b.add(whole, zero)?;
     let (low, high) = (b.scalar(DType::F32, low)?, b.scalar(DType::F32, high)?);
-    let y = b.max(y, low)?;
+    // NaN is the lowest code, as in ONNX Runtime.
+    let above = b.lt(low, y)?;
+    let y = b.select(above, y, low)?;
     let y = b.min(y, high)?;
     b.cast(y, dtype)
 }

@@ -5,6 +5,7 @@ use cyb_jets::SDPA;
 use cyb_tensor::DType;
 
 use super::Rows;
+use super::rotary::rotate;
 use super::shape::sizes;
 use crate::context::{Context, Made, Outputs};
 use crate::error::{OpError, bad};
@@ -228,45 +229,6 @@ fn attention(c: &mut Context<'_>) -> Outputs {
         outputs.push(Val::Value(X { id: shown, elem: q.elem }));
     }
     Ok(outputs)
-}
-
-/// Turns x [B, S, H, D] by angles whose cosines and sines are [B or 1, S, 1, D/2 at most].
-pub(super) fn rotate(
-    c: &mut Context<'_>,
-    x: ValueId,
-    cos: ValueId,
-    sin: ValueId,
-    interleaved: bool,
-) -> Made {
-    let dims = c.dims(x)?;
-    let half = c.dims(cos)?[3];
-    let (d, turned) = (dims[3], 2 * half);
-    if turned > d {
-        return bad(format!("{half} angles are too many for heads of {d}"));
-    }
-    let (first, second) = if interleaved {
-        (c.b.strided(x, 3, 0, half, 2)?, c.b.strided(x, 3, 1, half, 2)?)
-    } else {
-        (c.b.slice(x, 3, 0, half)?, c.b.slice(x, 3, half, half)?)
-    };
-    let (a, b) = (c.b.mul(first, cos)?, c.b.mul(second, sin)?);
-    let real = c.sub(a, b)?;
-    let (a, b) = (c.b.mul(first, sin)?, c.b.mul(second, cos)?);
-    let imaginary = c.b.add(a, b)?;
-    let mut y = if interleaved {
-        let (real, imaginary) = (c.b.unsqueeze(real, 4)?, c.b.unsqueeze(imaginary, 4)?);
-        let pairs = c.b.concat(&[real, imaginary], 4)?;
-        let mut shape = dims.clone();
-        shape[3] = turned;
-        c.reshape(pairs, &shape)?
-    } else {
-        c.b.concat(&[real, imaginary], 3)?
-    };
-    if turned < d {
-        let rest = c.b.slice(x, 3, turned, d - turned)?;
-        y = c.b.concat(&[y, rest], 3)?;
-    }
-    Ok(y)
 }
 
 fn rotary(c: &mut Context<'_>) -> Outputs {

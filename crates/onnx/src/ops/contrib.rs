@@ -6,12 +6,13 @@ use cyb_jets::{GELU, LINEAR};
 use cyb_tensor::DType;
 
 use super::Rows;
-use super::attention::{Attend, attend, heads, merged, rotate};
+use super::attention::{Attend, attend, heads, merged};
 use super::conv::conv;
 use super::elementwise::unary;
 use super::integer::product_of_codes;
 use super::matmul::product;
 use super::normalization::{by_channel, layer_norm_last, rms_norm_last};
+use super::rotary::rotate;
 use super::shape::sizes;
 use crate::context::{Context, Made, Outputs};
 use crate::error::bad;

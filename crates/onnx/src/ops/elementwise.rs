@@ -112,13 +112,16 @@ pub(super) static ROWS: Rows = &[
         c.plain(y)
     }),
     ("IsInf", is_inf),
-    ("Add", |c| {
-        binary(c, |c, a, b| match super::fused::biased(c, a, b)? {
-            Some(y) => Ok(y),
-            None => c.add(a, b),
+    ("Add", |c| binary(c, sum)),
+    ("Sub", |c| {
+        binary(c, |c, a, b| {
+            let minus = if c.is_float(b) { c.neg(b)? } else { return c.sub(a, b) };
+            match super::rotary::turned_sum(c, a, minus)? {
+                Some(y) => Ok(y),
+                None => c.sub(a, b),
+            }
         })
     }),
-    ("Sub", |c| binary(c, |c, a, b| c.sub(a, b))),
     ("Mul", |c| {
         binary(c, |c, a, b| {
             if let Some(y) = super::fused::activation(c, a, b)? {
@@ -269,6 +272,17 @@ fn variadic(
         y = f(c, y, next)?;
     }
     narrowed(c, y, wide, x)
+}
+
+/// `a + b`, or the layer that the sum ends.
+fn sum(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Made {
+    if let Some(y) = super::fused::biased(c, a, b)? {
+        return Ok(y);
+    }
+    match super::rotary::turned_sum(c, a, b)? {
+        Some(y) => Ok(y),
+        None => c.add(a, b),
+    }
 }
 
 fn sign(c: &mut Context<'_>, x: ValueId) -> Made {

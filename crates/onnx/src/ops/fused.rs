@@ -12,7 +12,7 @@ use crate::error::OpError;
 use crate::value::to_floats;
 
 /// The one number of a constant.
-fn number(c: &Context<'_>, v: ValueId) -> Option<f64> {
+pub(super) fn number(c: &Context<'_>, v: ValueId) -> Option<f64> {
     let tensor = c.b.graph().tensor(v).filter(|t| t.elems() == 1)?;
     to_floats(tensor).ok()?.first().copied()
 }
@@ -107,7 +107,7 @@ fn is_jet(node: &Node, name: &str) -> bool {
 }
 
 /// The two operands of a product or sum.
-fn operands(c: &Context<'_>, v: ValueId, atom: &Atom) -> Option<(ValueId, ValueId)> {
+pub(super) fn operands(c: &Context<'_>, v: ValueId, atom: &Atom) -> Option<(ValueId, ValueId)> {
     match c.b.graph().producer(v) {
         Some(node) if node.op == Op::Atom(atom.clone()) => Some((node.inputs[0], node.inputs[1])),
         _ => None,
@@ -115,7 +115,7 @@ fn operands(c: &Context<'_>, v: ValueId, atom: &Atom) -> Option<(ValueId, ValueI
 }
 
 /// What a chain of reshapes begins from.
-fn unshaped(c: &Context<'_>, mut v: ValueId) -> ValueId {
+pub(super) fn unshaped(c: &Context<'_>, mut v: ValueId) -> ValueId {
     while let Some(node) = c.b.graph().producer(v)
         && matches!(node.op, Op::Atom(Atom::Read(Read::Reshape(_))))
     {
@@ -225,6 +225,9 @@ pub(super) fn biased(
             inputs.push(bias);
             c.found(jet.name);
             return Ok(Some(c.b.jet(jet, attrs, &inputs)?));
+        }
+        if c.b.graph().tensor(bias).is_some() {
+            c.missed(jet.name, "what is added is no vector along the last axis");
         }
     }
     multiplied_out(c, a, b)

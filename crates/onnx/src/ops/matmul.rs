@@ -25,6 +25,11 @@ pub(super) fn product(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Made {
         return bad(format!("{da:?} and {db:?} have different inner sizes"));
     }
     let known = c.b.graph().tensor(right).is_some();
+    match (known, dr.len()) {
+        (true, 3..) => c.missed(LINEAR.name, "its weight has more than two axes"),
+        (false, 2) => c.missed(LINEAR.name, "its right side is computed in each run"),
+        _ => {}
+    }
     let mut y = if known && dr.len() == 2 && c.dtype(left) == DType::F32 {
         c.b.jet(&LINEAR, Attrs::new().with("turned", true), &[left, right])?
     } else {

@@ -21,8 +21,10 @@ mod qlinear;
 mod quantized;
 mod random;
 mod recurrent;
+mod recurrent_codes;
 mod reduce;
 mod resize;
+mod rotary;
 mod sequence;
 mod shape;
 mod spectral;
@@ -57,7 +59,7 @@ static FAMILIES: &[(&str, Rows)] = &[
     (MICROSOFT, packed::ROWS),
     (MICROSOFT, qlinear::ROWS),
     (MICROSOFT, quantized::MICROSOFT),
-    (MICROSOFT, recurrent::MICROSOFT),
+    (MICROSOFT, recurrent_codes::MICROSOFT),
     ("", pool::ROWS),
     ("", quantized::ROWS),
     ("", grid::ROWS),

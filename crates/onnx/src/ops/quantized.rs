@@ -67,13 +67,14 @@ fn block_size(c: &Context<'_>) -> Result<usize, OpError> {
     Ok(super::shape::sizes(&[c.int("block_size", 0)?])?[0])
 }
 
-/// Whole `f32` numbers as an integer type, those outside its range at its ends.
+/// Whole `f32` numbers as an integer type, those outside its range at its ends and NaN at the lower one.
 pub(super) fn saturate(c: &mut Context<'_>, x: ValueId, to: Elem) -> Made {
     let (Some((low, high)), Some(dtype)) = (to.int_range(), to.storage()) else {
         return bad(format!("{to} is no integer type"));
     };
     let (low, high) = (c.scalar(x, low as f64)?, c.scalar(x, high as f64)?);
-    let x = c.b.max(x, low)?;
+    let above = c.b.lt(low, x)?;
+    let x = c.b.select(above, x, low)?;
     let x = c.b.min(x, high)?;
     c.cast(x, dtype)
 }

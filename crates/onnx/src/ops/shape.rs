@@ -268,7 +268,11 @@ fn concat(c: &mut Context<'_>) -> Outputs {
     for i in 1..c.inputs.len() {
         parts.push(c.x(i)?.id);
     }
-    let y = if parts.len() == 1 { first.id } else { c.b.concat(&parts, axis)? };
+    let y = match super::rotary::turned_parts(c, &parts, axis)? {
+        Some(y) => y,
+        None if parts.len() == 1 => first.id,
+        None => c.b.concat(&parts, axis)?,
+    };
     c.one(y, first.elem)
 }
 

@@ -8,8 +8,8 @@ use cyb_exec::ExecError;
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 use cyb_tensor::DType;
 
-use super::product::{Activation, activate};
 use super::{MAX_AXES, attrs_of};
+use crate::activation::Activation;
 use crate::io::{Io, RawTensor};
 use crate::kernel::{Build, Kernel};
 use crate::matmul::{Compute, Epilogue, FloatRows, Input, Output, PackedMatrix, matmul};
@@ -145,7 +145,7 @@ impl Kernel for Few {
         let values = unsafe { std::slice::from_raw_parts(scratch.start().cast_const(), rows * k) };
         let input = Input::Float(FloatRows { values, stride: k, rows });
         let bias = (io.inputs.len() > 2).then(|| io.slice::<f32>(2));
-        let epilogue = Epilogue { bias, residual: None };
+        let epilogue = Epilogue { bias, ..Epilogue::default() };
         let made = scratch.start().wrapping_add(rows * k);
         // SAFETY: the rows lie behind the windows, in scratch that is this step's; every worker
         // calls this with the same arguments and a counter of its own.
@@ -188,7 +188,7 @@ impl SimdOp for Turn<'_> {
         for place in 0..self.out_len {
             let row = &self.from[place * self.apart..][..self.count];
             for (number, part) in row.chunks(LANES).enumerate() {
-                let v = activate(s, s.load_partial(part), self.activation);
+                let v = self.activation.apply(s, s.load_partial(part));
                 let lanes = s.to_array(v);
                 for (i, lane) in lanes.iter().enumerate().take(part.len()) {
                     self.to[(number * LANES + i) * self.out_len + place] = *lane;

@@ -22,10 +22,11 @@ use cyb_simd::AnyIsa;
 use cyb_tensor::Tensor;
 
 use self::few::Few;
-use self::product::{Activation, COLUMNS, Fill, FillBand, ROWS_OF_BLOCK, Unit};
+use self::product::{COLUMNS, Fill, FillBand, ROWS_OF_BLOCK, Unit};
 use self::winograd::Winograd;
 use super::geometry::{Geometry, Layout, MAX_AXES, Part};
 use super::{attrs_of, decode_row, decodes};
+use crate::activation::Activation;
 use crate::io::{Io, RawTensor, Shared};
 use crate::kernel::{Build, Kernel, Row};
 
@@ -78,19 +79,7 @@ fn build(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     let fail = |why: String| ExecError::Step { step: format!("packing {}", b.node.label), why };
     let weight = b.graph.tensor(b.node.inputs[1]).ok_or_else(|| fail("no weight".into()))?;
     let shape = weight.shape();
-    let activation = match attrs.get("activation") {
-        None => Activation::None,
-        Some(_) => match attrs.text("activation")? {
-            "silu" => Activation::Silu,
-            "relu" => Activation::Relu,
-            "sigmoid" => Activation::Sigmoid,
-            "tanh" => Activation::Tanh,
-            "gelu" => Activation::Gelu,
-            "gelu_tanh" => Activation::GeluTanh,
-            "leaky_relu" => Activation::LeakyRelu(attrs.float("slope")? as f32),
-            _ => Activation::None,
-        },
-    };
+    let activation = Activation::of(&attrs)?;
     let slope = match attrs.get("input_slope") {
         None => 1.0,
         Some(_) => attrs.float("input_slope")? as f32,

@@ -1,8 +1,9 @@
 //! The product itself: register tiles of 8 output channels by 48 positions.
 
-use cyb_simd::{Isa, LANES, SimdOp, math};
+use cyb_simd::{Isa, LANES, SimdOp};
 
 use super::super::geometry::{Geometry, Layout, Line, PlaneRows};
+use crate::activation::Activation;
 
 /// Output channels whose weights lie side by side.
 pub(super) const ROWS_OF_BLOCK: usize = 8;
@@ -13,19 +14,6 @@ pub(super) const COLUMNS: usize = VECTORS * LANES;
 /// Rows of input, a tile wide and 5 cache lines at most, that stay in the first-level cache while
 /// every block of output channels reads them.
 const CACHED_ROWS: usize = 72;
-
-/// What is done to a sum before it is stored.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Activation {
-    None,
-    Silu,
-    Relu,
-    Sigmoid,
-    Tanh,
-    Gelu,
-    GeluTanh,
-    LeakyRelu(f32),
-}
 
 /// Writes the planes of a channel.
 pub(super) struct Fill<'a> {
@@ -270,7 +258,7 @@ impl Unit<'_> {
                         },
                     );
                 }
-                v = activate(s, v, self.activation);
+                v = self.activation.apply(s, v);
                 if whole {
                     // SAFETY: 16 outputs side by side inside the channel; the assertion above
                     // keeps channels inside the output.
@@ -286,21 +274,6 @@ impl Unit<'_> {
                 }
             }
         }
-    }
-}
-
-#[inline(always)]
-pub(super) fn activate<S: Isa>(s: S, v: S::F, activation: Activation) -> S::F {
-    match activation {
-        Activation::None => v,
-        Activation::Silu => math::silu(s, v),
-        // NaN stays: `max` gives its second operand where either is NaN.
-        Activation::Relu => s.max(s.splat(0.0), v),
-        Activation::Sigmoid => math::sigmoid(s, v),
-        Activation::Tanh => math::tanh(s, v),
-        Activation::Gelu => math::gelu_erf(s, v),
-        Activation::GeluTanh => math::gelu_tanh(s, v),
-        Activation::LeakyRelu(slope) => s.select_gt(v, s.splat(0.0), v, s.mul(v, s.splat(slope))),
     }
 }
 

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::super::geometry::{Geometry, Layout};
-use super::product::{Activation, COLUMNS, Fill, ROWS_OF_BLOCK, Tile, activate};
+use super::product::{COLUMNS, Fill, ROWS_OF_BLOCK, Tile};
 use super::{ENOUGH_UNITS, SLACK};
+use crate::activation::Activation;
 use crate::io::{Io, RawTensor};
 use crate::kernel::Kernel;
 
@@ -359,8 +360,8 @@ impl Unit<'_> {
                         even = s.add(even, s.load_partial(&more_even));
                         odd = s.add(odd, s.load_partial(&more_odd));
                     }
-                    let even = activate(s, even, self.winograd.activation);
-                    let odd = activate(s, odd, self.winograd.activation);
+                    let even = self.winograd.activation.apply(s, even);
+                    let odd = self.winograd.activation.apply(s, odd);
                     let (even, odd) = (s.to_array(even), s.to_array(odd));
                     let mut line = [0f32; 2 * LANES];
                     for lane in 0..LANES {
