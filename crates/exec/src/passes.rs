@@ -1,5 +1,7 @@
 //! The passes between a model's graph and a backend, in one readable list.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cyb_interp::evaluate_node;
@@ -30,7 +32,8 @@ pub fn optimize(
 ) -> Result<(Graph, Passes), IrError> {
     let mut log = Passes::default();
     // One spelling for views: a jet that is a single atom becomes that atom.
-    let mut graph = expand(&graph, &|node| !is_single_atom(&graph, node))?;
+    let single = SingleAtoms::default();
+    let mut graph = expand(&graph, &|node| !single.is_one(&graph, node))?;
     if foreign {
         graph = run(graph, &recognition(), &mut log)?;
     }
@@ -53,14 +56,23 @@ fn run(graph: Graph, rules: &[Rule<'_>], log: &mut Passes) -> Result<Graph, IrEr
     Ok(graph)
 }
 
-fn is_single_atom(graph: &Graph, node: &Node) -> bool {
-    let Op::Jet(jet, attrs) = &node.op else { return false };
-    // A jet that overwrites a state stays what it is: the atom would write to a copy.
-    if !jet.in_place.is_empty() {
-        return false;
+/// Which calls are single atoms; layers repeat each other's calls.
+#[derive(Default)]
+struct SingleAtoms(RefCell<HashMap<(Op, Vec<Fact>), bool>>);
+
+impl SingleAtoms {
+    fn is_one(&self, graph: &Graph, node: &Node) -> bool {
+        let Op::Jet(jet, attrs) = &node.op else { return false };
+        // A jet that overwrites a state stays what it is: the atom would write to a copy.
+        if !jet.in_place.is_empty() {
+            return false;
+        }
+        let facts: Vec<Fact> = node.inputs.iter().map(|&v| graph.fact(v).clone()).collect();
+        let mut known = self.0.borrow_mut();
+        *known.entry((node.op.clone(), facts)).or_insert_with_key(|(_, facts)| {
+            jet.instantiate(facts, attrs).is_ok_and(|g| g.nodes.len() <= 1)
+        })
     }
-    let facts: Vec<Fact> = node.inputs.iter().map(|&v| graph.fact(v).clone()).collect();
-    jet.instantiate(&facts, attrs).is_ok_and(|g| g.nodes.len() <= 1)
 }
 
 /// One rule per jet, the largest definition first, so that a jet is not hidden by one of its parts.

@@ -23,6 +23,8 @@ pub struct Builder {
     known: HashMap<(Op, Vec<ValueId>), Vec<ValueId>>,
     consts: HashMap<(DType, Vec<usize>, Vec<u8>), ValueId>,
     iotas: HashMap<Dim, ValueId>,
+    /// Facts that definitions gave: layers repeat each other's calls.
+    inferred: HashMap<(Op, Vec<Fact>), Vec<Fact>>,
     label: Arc<str>,
 }
 
@@ -143,12 +145,38 @@ impl Builder {
 
     /// Adds an operation with any number of outputs.
     pub fn push(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, IrError> {
+        self.push_known(op, inputs, None)
+    }
+
+    /// Adds a node of another graph, on inputs that stand for its own. Where they have the same facts
+    /// the outputs do too, and nothing is inferred again.
+    pub(crate) fn push_node(
+        &mut self,
+        of: &Graph,
+        node: &Node,
+        inputs: &[ValueId],
+    ) -> Result<Vec<ValueId>, IrError> {
+        let pairs = node.inputs.iter().zip(inputs);
+        let same = pairs.into_iter().all(|(&old, &new)| of.fact(old) == self.fact(new));
+        let facts = same.then(|| node.outputs.iter().map(|&v| of.fact(v).clone()).collect());
+        self.push_known(node.op.clone(), inputs, facts)
+    }
+
+    /// Adds an operation whose outputs have these facts, if somebody knows.
+    fn push_known(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        facts: Option<Vec<Fact>>,
+    ) -> Result<Vec<ValueId>, IrError> {
         let key = (op, inputs.to_vec());
         if let Some(outputs) = self.known.get(&key) {
             return Ok(outputs.clone());
         }
-        let facts: Vec<&Fact> = inputs.iter().map(|&v| self.graph.fact(v)).collect();
-        let facts = infer(&key.0, &facts)?;
+        let facts = match facts {
+            Some(facts) => facts,
+            None => self.infer(&key.0, inputs)?,
+        };
         let node = NodeId(self.graph.nodes.len() as u32);
         let outputs: Vec<ValueId> = facts
             .into_iter()
@@ -163,6 +191,20 @@ impl Builder {
             backend_hint: None,
         });
         self.known.insert(key, outputs.clone());
+        Ok(outputs)
+    }
+
+    fn infer(&mut self, op: &Op, inputs: &[ValueId]) -> Result<Vec<Fact>, IrError> {
+        let facts = inputs.iter().map(|&v| self.graph.fact(v));
+        if let Op::Atom(_) = op {
+            return infer(op, &facts.collect::<Vec<_>>());
+        }
+        let key = (op.clone(), facts.cloned().collect::<Vec<_>>());
+        if let Some(known) = self.inferred.get(&key) {
+            return Ok(known.clone());
+        }
+        let outputs = infer(op, &key.1.iter().collect::<Vec<_>>())?;
+        self.inferred.insert(key, outputs.clone());
         Ok(outputs)
     }
 

@@ -13,7 +13,7 @@ pub fn expand(graph: &Graph, keep: &dyn Fn(&Node) -> bool) -> Result<Graph, IrEr
         out.builder.set_label(&node.label);
         let outputs = match &node.op {
             Op::Jet(jet, attrs) if !keep(node) => (jet.define)(&mut out.builder, &inputs, attrs)?,
-            op => out.builder.push(op.clone(), &inputs)?,
+            _ => out.builder.push_node(graph, node, &inputs)?,
         };
         out.map.extend(node.outputs.iter().copied().zip(outputs));
     }

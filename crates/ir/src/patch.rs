@@ -259,13 +259,13 @@ impl Placer<'_> {
                 stack.pop();
                 continue;
             }
-            let (op, inputs) = match work {
+            let inputs = match work {
                 Work::Node(n) => {
                     let node = self.graph.node(n);
                     self.builder.set_label(&node.label);
-                    (&node.op, node.inputs.iter().map(|&v| Tap::Old(v)).collect())
+                    node.inputs.iter().map(|&v| Tap::Old(v)).collect()
                 }
-                Work::Patch(i) => (&self.ops[i].0, self.ops[i].1.clone()),
+                Work::Patch(i) => self.ops[i].1.clone(),
             };
             let mut ready = Vec::with_capacity(inputs.len());
             let before = stack.len();
@@ -276,7 +276,12 @@ impl Placer<'_> {
                 }
             }
             if stack.len() == before {
-                let outputs = self.builder.push(op.clone(), &ready)?;
+                let outputs = match work {
+                    Work::Node(n) => {
+                        self.builder.push_node(self.graph, self.graph.node(n), &ready)?
+                    }
+                    Work::Patch(i) => self.builder.push(self.ops[i].0.clone(), &ready)?,
+                };
                 self.done.insert(work, outputs);
                 stack.pop();
             }

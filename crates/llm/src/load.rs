@@ -1,17 +1,20 @@
 //! From a package to a model that is ready to run.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
 
 use cyb_engine::{Config as EngineConfig, Engine};
 use cyb_exec::{Backend, Executor, Placed, PrepareOptions};
-use cyb_models::{GraphOptions, Summary, Template};
+use cyb_models::{GraphOptions, Summary, Template, TextModel};
 
 use crate::encoder::EncoderRunner;
 use crate::info::{kv_bytes, step_bytes};
 use crate::metrics::Metrics;
 use crate::model::{Driver, Inner, Model, ModelId, Serving, millis};
+use crate::package::{PackageFile, TextParts};
 use crate::pictures::PictureRunner;
 use crate::stepper::{ModelStepper, StepLimits};
 use crate::{Config, Error, Package, autotune, sentence};
@@ -51,28 +54,37 @@ pub struct LoadOptions {
 impl Model {
     pub(crate) fn prepare(
         id: ModelId,
-        package: Package,
+        opened: PackageFile,
         backends: &[Arc<dyn Backend>],
         config: &Config,
         options: LoadOptions,
         start: Instant,
     ) -> Result<Model, Error> {
-        if !options.without_template && package.has_template() {
-            package.template()?;
-        }
         let asked = Config { context: options.context.or(config.context), ..config.clone() };
         let config = &asked;
         let graph_options = GraphOptions {
             kv_dtype: config.kv_type,
             context: config.context,
             packed: match options.purpose {
-                Purpose::Stated => sentence::has_stages(&package.file.metadata),
+                Purpose::Stated => sentence::has_stages(&opened.file.metadata),
                 Purpose::Text => false,
                 Purpose::Sequences => true,
             },
             ..GraphOptions::default()
         };
-        let built = cyb_models::build(&package.file, &graph_options)?;
+        let prepare = PrepareOptions { device_layers: config.gpu_layers, ..Default::default() };
+        // The vocabulary is read while the graph is built.
+        let (text, made) = thread::scope(|scope| {
+            let text = scope.spawn(|| TextParts::read(&opened.name, &opened.file));
+            let made = Made::of(&opened, &graph_options, backends, prepare);
+            (text.join(), made)
+        });
+        let text = text.unwrap_or_else(|panic| resume_unwind(panic))?;
+        let package = Package::of(opened, text);
+        if !options.without_template && package.has_template() {
+            package.template()?;
+        }
+        let Made { built, placed, kv_bytes_per_token, weight_bytes_per_step } = made?;
         let summary = built.summary;
         check_vocabulary(&package, &summary)?;
         if let Some(asked) = config.context.filter(|&asked| asked > summary.context_length) {
@@ -83,8 +95,6 @@ impl Model {
             return Err(Error::Value { what: "context", why: "0; give 1 or more".to_owned() });
         }
         package.file.check_unchanged()?;
-        let kv_bytes_per_token = kv_bytes(&built.graph);
-        let weight_bytes_per_step = step_bytes(&built.graph);
         let mut warnings = package.file.notes.clone();
         warnings.extend(built.warnings);
         let pictures = built
@@ -94,12 +104,9 @@ impl Model {
         let block = graph_options.kv_block;
         let limits = step_limits(config, summary.context_length);
         let mut plan = Vec::new();
-        let executor = match &pictures {
-            Some(pictures) if built.encoder.is_none() => pictures.executor.clone(),
-            _ => {
-                let layers = config.gpu_layers;
-                let options = PrepareOptions { device_layers: layers, ..Default::default() };
-                let placed = Placed::new(built.graph, backends, options)?;
+        let executor = match placed {
+            None => pictures.as_ref().expect("else its graph is placed").executor.clone(),
+            Some(placed) => {
                 let placed = match built.encoder {
                     None => autotune::by_table(placed, backends, config, limits)?,
                     Some(_) => placed,
@@ -153,6 +160,33 @@ impl Model {
             Serving { engine: Engine::new(stepper, engine_config), inbox: HashMap::new(), latest };
         let driver = Driver::Decoder(Box::new(Mutex::new(serving)));
         Ok(Model(Arc::new(inner(executor, load_ms, driver))))
+    }
+}
+
+/// A graph before anything is loaded, and what is known of it.
+struct Made<'a> {
+    /// Without its graph where that is placed.
+    built: TextModel,
+    /// `None` for towers of pictures alone, which have a graph of their own.
+    placed: Option<Placed<'a>>,
+    kv_bytes_per_token: u64,
+    weight_bytes_per_step: u64,
+}
+
+impl Made<'_> {
+    fn of<'a>(
+        opened: &PackageFile,
+        options: &GraphOptions,
+        backends: &'a [Arc<dyn Backend>],
+        prepare: PrepareOptions,
+    ) -> Result<Made<'a>, Error> {
+        let mut built = cyb_models::build(&opened.file, options)?;
+        let (kv, step) = (kv_bytes(&built.graph), step_bytes(&built.graph));
+        let placed = match (&built.pictures, &built.encoder) {
+            (Some(_), None) => None,
+            _ => Some(Placed::new(std::mem::take(&mut built.graph), backends, prepare)?),
+        };
+        Ok(Made { built, placed, kv_bytes_per_token: kv, weight_bytes_per_step: step })
     }
 }
 

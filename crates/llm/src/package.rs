@@ -22,6 +22,62 @@ pub struct Package {
     template: Result<Option<ChatTemplate>, String>,
 }
 
+/// A model file of which only what is in its header was read.
+#[derive(Debug)]
+pub(crate) struct PackageFile {
+    pub(crate) name: String,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file: ModelFile,
+}
+
+impl PackageFile {
+    pub(crate) fn open(path: &Path) -> Result<PackageFile, Error> {
+        let name =
+            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        Ok(PackageFile { name, path: Some(path.to_owned()), file: cyb_formats::open(path)? })
+    }
+
+    pub(crate) fn in_memory(name: &str, file: ModelFile) -> PackageFile {
+        PackageFile { name: name.to_owned(), path: None, file }
+    }
+}
+
+/// What a model file says about text. A large vocabulary takes a while, in which the graph can be
+/// built.
+#[derive(Debug)]
+pub(crate) struct TextParts {
+    tokenizer: Option<Tokenizer>,
+    template: Result<Option<ChatTemplate>, String>,
+}
+
+impl TextParts {
+    pub(crate) fn read(name: &str, file: &ModelFile) -> Result<TextParts, Error> {
+        let tokenizer = match file.documents.get("tokenizer.json") {
+            Some(json) => Some(directory::tokenizer(name, &file.metadata, json.as_slice())?),
+            None => match vocabulary::tokenizer(name, &file.metadata)? {
+                Some(tokenizer) => Some(tokenizer),
+                None => match directory::from_pieces(name, file)? {
+                    Some(tokenizer) => Some(tokenizer),
+                    None => directory::from_lists(name, file)?,
+                },
+            },
+        };
+        let source = template_source(file)?;
+        let template = match (&source, &tokenizer) {
+            (Some(source), Some(tokenizer)) => {
+                let json = file.metadata.contains("config.model_type");
+                let special = match json {
+                    true => directory::special_tokens(&file.metadata)?,
+                    false => vocabulary::special_tokens(&file.metadata, tokenizer)?,
+                };
+                ChatTemplate::compile(source, special).map(Some).map_err(|error| error.to_string())
+            }
+            _ => Ok(None),
+        };
+        Ok(TextParts { tokenizer, template })
+    }
+}
+
 /// Blocks of a tensor that are decoded at once.
 const PIECE_BLOCKS: usize = 4096;
 
@@ -36,39 +92,18 @@ pub struct Finding {
 
 impl Package {
     pub(crate) fn open(path: &Path) -> Result<Package, Error> {
-        let name =
-            path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        Package::new(name, Some(path.to_owned()), cyb_formats::open(path)?)
+        Package::new(PackageFile::open(path)?)
     }
 
-    pub(crate) fn new(
-        name: String,
-        path: Option<PathBuf>,
-        file: ModelFile,
-    ) -> Result<Package, Error> {
-        let tokenizer = match file.documents.get("tokenizer.json") {
-            Some(json) => Some(directory::tokenizer(&name, &file.metadata, json.as_slice())?),
-            None => match vocabulary::tokenizer(&name, &file.metadata)? {
-                Some(tokenizer) => Some(tokenizer),
-                None => match directory::from_pieces(&name, &file)? {
-                    Some(tokenizer) => Some(tokenizer),
-                    None => directory::from_lists(&name, &file)?,
-                },
-            },
-        };
-        let source = template_source(&file)?;
-        let template = match (&source, &tokenizer) {
-            (Some(source), Some(tokenizer)) => {
-                let json = file.metadata.contains("config.model_type");
-                let special = match json {
-                    true => directory::special_tokens(&file.metadata)?,
-                    false => vocabulary::special_tokens(&file.metadata, tokenizer)?,
-                };
-                ChatTemplate::compile(source, special).map(Some).map_err(|error| error.to_string())
-            }
-            _ => Ok(None),
-        };
-        Ok(Package { name, path, file, tokenizer, template })
+    pub(crate) fn new(opened: PackageFile) -> Result<Package, Error> {
+        let text = TextParts::read(&opened.name, &opened.file)?;
+        Ok(Package::of(opened, text))
+    }
+
+    pub(crate) fn of(opened: PackageFile, text: TextParts) -> Package {
+        let PackageFile { name, path, file } = opened;
+        let TextParts { tokenizer, template } = text;
+        Package { name, path, file, tokenizer, template }
     }
 
     /// The name of the file or directory.

@@ -16,6 +16,7 @@ use crate::jets::{self, JetInfo};
 use crate::library::{self, Entry};
 use crate::load::LoadOptions;
 use crate::model::{Model, ModelId};
+use crate::package::PackageFile;
 use crate::{BackendKind, CheckLine, Config, Error, MachineMemory, Package};
 
 /// Threads, backends and the models folder. Dropping it frees what no [`Model`] holds any more.
@@ -156,7 +157,7 @@ impl Runtime {
         spec: &str,
         tell: &mut dyn FnMut(usize, usize),
     ) -> Result<Autotuned, Error> {
-        let package = Package::new(spec.to_owned(), None, cyb_models::synthetic(spec)?)?;
+        let package = Package::new(PackageFile::in_memory(spec, cyb_models::synthetic(spec)?))?;
         autotune::measure(&package, &self.backends, &self.config, tell)
     }
 
@@ -214,8 +215,8 @@ impl Runtime {
     /// As [`Runtime::load`].
     pub fn load_with(&self, name: &str, options: LoadOptions) -> Result<Model, Error> {
         let start = std::time::Instant::now();
-        let package = self.open(name)?;
-        self.add(package, options, start)
+        let opened = PackageFile::open(&library::resolve(name, self.models_dir.as_deref())?)?;
+        self.add(opened, options, start)
     }
 
     /// Loads a model of a published shape with random weights: `llama-8b:q4_k`.
@@ -224,18 +225,18 @@ impl Runtime {
     /// There is no such shape or format, or not enough memory.
     pub fn synthetic(&self, spec: &str) -> Result<Model, Error> {
         let start = std::time::Instant::now();
-        let package = Package::new(spec.to_owned(), None, cyb_models::synthetic(spec)?)?;
-        self.add(package, LoadOptions::default(), start)
+        let opened = PackageFile::in_memory(spec, cyb_models::synthetic(spec)?);
+        self.add(opened, LoadOptions::default(), start)
     }
 
     fn add(
         &self,
-        package: Package,
+        opened: PackageFile,
         options: LoadOptions,
         start: std::time::Instant,
     ) -> Result<Model, Error> {
         let mut loaded = self.loaded();
-        let name = package.name().to_owned();
+        let name = opened.name.clone();
         let mut id = ModelId(name.clone());
         for number in 2.. {
             if !loaded.contains_key(&id) {
@@ -244,7 +245,7 @@ impl Runtime {
             id = ModelId(format!("{name}#{number}"));
         }
         let model =
-            Model::prepare(id.clone(), package, &self.backends, &self.config, options, start)?;
+            Model::prepare(id.clone(), opened, &self.backends, &self.config, options, start)?;
         loaded.insert(id, model.clone());
         Ok(model)
     }

@@ -4,6 +4,7 @@
 //! the opaque results of floor division and of the maximum. Like terms are merged and terms are
 //! ordered, so two equal polynomials are equal values; `B*S + B*S` and `2*S*B` are the same `Dim`.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
@@ -21,11 +22,19 @@ enum Factor {
 type Term = Vec<Factor>;
 
 /// A dimension of a shape.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Dim {
-    /// Monomial to non-zero coefficient. The empty monomial is the constant part.
-    terms: BTreeMap<Term, i64>,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Dim(Sum);
+
+/// Most dimensions are numbers, and graphs copy and compare them all the time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Sum {
+    Number(i64),
+    /// Monomial to non-zero coefficient, with at least one symbol. The empty monomial is the
+    /// constant part.
+    Terms(Arc<BTreeMap<Term, i64>>),
 }
+
+static NO_FACTORS: Term = Vec::new();
 
 /// Values of the symbols for one run.
 pub type Bindings = BTreeMap<Arc<str>, usize>;
@@ -49,12 +58,38 @@ impl Dim {
     }
 
     fn factor(f: Factor) -> Dim {
-        Dim { terms: BTreeMap::from([(vec![f], 1)]) }
+        Dim::of(BTreeMap::from([(vec![f], 1)]))
     }
 
     fn constant(n: i64) -> Dim {
-        let terms = if n == 0 { BTreeMap::new() } else { BTreeMap::from([(vec![], n)]) };
-        Dim { terms }
+        Dim(Sum::Number(n))
+    }
+
+    /// The sum of terms with coefficients that are not 0.
+    fn of(terms: BTreeMap<Term, i64>) -> Dim {
+        match terms.last_key_value() {
+            None => Dim::constant(0),
+            // It sorts first, so it is alone.
+            Some((term, &c)) if term.is_empty() => Dim::constant(c),
+            Some(_) => Dim(Sum::Terms(Arc::new(terms))),
+        }
+    }
+
+    /// Monomials with their coefficients, in order.
+    fn terms(&self) -> impl Iterator<Item = (&Term, i64)> {
+        let (number, terms) = match &self.0 {
+            Sum::Number(0) => (None, None),
+            Sum::Number(n) => (Some((&NO_FACTORS, *n)), None),
+            Sum::Terms(terms) => (None, Some(terms)),
+        };
+        let terms = terms.into_iter().flat_map(|terms| terms.iter().map(|(t, c)| (t, *c)));
+        number.into_iter().chain(terms)
+    }
+
+    /// The term, when there is only one.
+    fn monomial(&self) -> Option<(&Term, i64)> {
+        let mut terms = self.terms();
+        terms.next().filter(|_| terms.next().is_none())
     }
 
     /// The number, when no symbol is left.
@@ -63,17 +98,16 @@ impl Dim {
     }
 
     fn signed(&self) -> Option<i64> {
-        match self.terms.iter().next() {
-            None => Some(0),
-            Some((term, &c)) if term.is_empty() && self.terms.len() == 1 => Some(c),
-            Some(_) => None,
+        match self.0 {
+            Sum::Number(n) => Some(n),
+            Sum::Terms(_) => None,
         }
     }
 
     /// The symbol's name, when the dimension is just one.
     pub fn as_symbol(&self) -> Option<&str> {
-        match self.terms.iter().next() {
-            Some((term, 1)) if self.terms.len() == 1 => match term.as_slice() {
+        match self.monomial() {
+            Some((term, 1)) => match term.as_slice() {
                 [Factor::Symbol(name)] => Some(name),
                 _ => None,
             },
@@ -87,8 +121,8 @@ impl Dim {
             if let Some(m) = self.signed() {
                 return Dim::constant(m.div_euclid(n));
             }
-            if self.terms.values().all(|c| c % n == 0) {
-                return Dim { terms: self.terms.iter().map(|(t, c)| (t.clone(), c / n)).collect() };
+            if self.terms().all(|(_, c)| c % n == 0) {
+                return Dim::of(self.terms().map(|(t, c)| (t.clone(), c / n)).collect());
             }
         }
         if self == by {
@@ -102,9 +136,9 @@ impl Dim {
 
     /// The exact quotient by a single term, when it divides every term.
     fn divide_by_monomial(&self, by: &Dim) -> Option<Dim> {
-        let (divisor, &coefficient) = by.terms.iter().next().filter(|_| by.terms.len() == 1)?;
+        let (divisor, coefficient) = by.monomial()?;
         let mut terms = BTreeMap::new();
-        for (term, &c) in &self.terms {
+        for (term, c) in self.terms() {
             if c % coefficient != 0 {
                 return None;
             }
@@ -115,7 +149,7 @@ impl Dim {
             }
             terms.insert(rest, c / coefficient);
         }
-        Some(Dim { terms })
+        Some(Dim::of(terms))
     }
 
     pub fn max_with(&self, other: &Dim) -> Dim {
@@ -138,7 +172,7 @@ impl Dim {
     fn eval_signed(&self, bindings: &Bindings) -> Result<i64, DimError> {
         let overflow = || DimError::Overflow(self.clone());
         let mut sum = 0i64;
-        for (term, &coefficient) in &self.terms {
+        for (term, coefficient) in self.terms() {
             let mut product = coefficient;
             for factor in term {
                 let value = match factor {
@@ -163,7 +197,7 @@ impl Dim {
     /// Replaces symbols by dimensions; symbols that `with` does not know stay.
     pub fn substitute(&self, with: &dyn Fn(&str) -> Option<Dim>) -> Dim {
         let mut sum = Dim::constant(0);
-        for (term, &coefficient) in &self.terms {
+        for (term, coefficient) in self.terms() {
             let product = term.iter().fold(Dim::constant(coefficient), |p, factor| {
                 let value = match factor {
                     Factor::Symbol(name) => with(name).unwrap_or_else(|| Dim::symbol(name)),
@@ -187,7 +221,7 @@ impl Dim {
     }
 
     fn collect_symbols(&self, out: &mut Vec<Arc<str>>) {
-        for factor in self.terms.keys().flatten() {
+        for factor in self.terms().flat_map(|(term, _)| term) {
             match factor {
                 Factor::Symbol(name) => out.push(name.clone()),
                 Factor::FloorDiv(a, b) | Factor::Max(a, b) => {
@@ -212,45 +246,73 @@ impl PartialEq<usize> for Dim {
     }
 }
 
-fn combine(a: Dim, b: Dim, sign: i64) -> Dim {
-    let mut terms = a.terms;
-    for (term, c) in b.terms {
-        let sum = terms.get(&term).copied().unwrap_or(0).saturating_add(c.saturating_mul(sign));
-        if sum == 0 {
-            terms.remove(&term);
-        } else {
-            terms.insert(term, sum);
-        }
+/// As sums of terms, so that the order is one of what dimensions are and not of how they are kept.
+impl Ord for Dim {
+    fn cmp(&self, other: &Dim) -> Ordering {
+        self.terms().cmp(other.terms())
     }
-    Dim { terms }
+}
+
+impl PartialOrd for Dim {
+    fn partial_cmp(&self, other: &Dim) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+fn combine(a: Dim, b: &Dim, sign: i64) -> Dim {
+    let mut terms = match (a.0, &b.0) {
+        (Sum::Number(a), Sum::Number(b)) => {
+            return Dim::constant(a.saturating_add(b.saturating_mul(sign)));
+        }
+        (a, Sum::Number(0)) => return Dim(a),
+        (Sum::Number(0), _) => BTreeMap::new(),
+        (Sum::Number(a), _) => BTreeMap::from([(Term::new(), a)]),
+        (Sum::Terms(a), _) => Arc::unwrap_or_clone(a),
+    };
+    for (term, c) in b.terms() {
+        add_term(&mut terms, term.clone(), c.saturating_mul(sign));
+    }
+    Dim::of(terms)
+}
+
+fn add_term(terms: &mut BTreeMap<Term, i64>, term: Term, c: i64) {
+    let sum = terms.get(&term).copied().unwrap_or(0).saturating_add(c);
+    if sum == 0 {
+        terms.remove(&term);
+    } else {
+        terms.insert(term, sum);
+    }
 }
 
 impl Add for Dim {
     type Output = Dim;
     fn add(self, other: Dim) -> Dim {
-        combine(self, other, 1)
+        combine(self, &other, 1)
     }
 }
 
 impl Sub for Dim {
     type Output = Dim;
     fn sub(self, other: Dim) -> Dim {
-        combine(self, other, -1)
+        combine(self, &other, -1)
     }
 }
 
 impl Mul for Dim {
     type Output = Dim;
     fn mul(self, other: Dim) -> Dim {
-        let mut out = Dim::constant(0);
-        for (ta, ca) in &self.terms {
-            for (tb, cb) in &other.terms {
+        if let (Sum::Number(a), Sum::Number(b)) = (&self.0, &other.0) {
+            return Dim::constant(a.saturating_mul(*b));
+        }
+        let mut terms = BTreeMap::new();
+        for (ta, ca) in self.terms() {
+            for (tb, cb) in other.terms() {
                 let mut term: Term = ta.iter().chain(tb).cloned().collect();
                 term.sort();
-                out = combine(out, Dim { terms: [(term, ca.saturating_mul(*cb))].into() }, 1);
+                add_term(&mut terms, term, ca.saturating_mul(cb));
             }
         }
-        out
+        Dim::of(terms)
     }
 }
 
@@ -266,14 +328,13 @@ impl fmt::Display for Factor {
 
 impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.terms.is_empty() {
-            return f.write_str("0");
+        if let Sum::Number(n) = self.0 {
+            return write!(f, "{n}");
         }
         // The constant, which sorts first, reads best last.
-        let (constants, rest): (Vec<_>, Vec<_>) =
-            self.terms.iter().partition(|(t, _)| t.is_empty());
+        let (constants, rest): (Vec<_>, Vec<_>) = self.terms().partition(|(t, _)| t.is_empty());
         for (i, (term, c)) in rest.into_iter().chain(constants).enumerate() {
-            match (i, *c < 0) {
+            match (i, c < 0) {
                 (0, true) => f.write_str("-")?,
                 (0, false) => {}
                 (_, true) => f.write_str(" - ")?,
@@ -329,6 +390,21 @@ mod tests {
         let huge = s("S") * Dim::from(usize::MAX) * Dim::from(usize::MAX);
         assert!(matches!(huge.eval(&bind), Err(DimError::Overflow(_))));
         assert_eq!(pooled.substitute(&|_| Some(4.into())), Dim::from(2));
+    }
+
+    #[test]
+    fn sums_that_are_numbers_are_like_numbers() {
+        let three = s("S") + 3.into() - s("S");
+        assert_eq!(three, Dim::from(3));
+        assert_eq!(three.known(), Some(3));
+        assert_eq!(three.cmp(&3.into()), Ordering::Equal);
+        assert_eq!(s("S") * 0.into(), Dim::from(0));
+        assert_eq!(Dim::from(0).divide_by_monomial(&s("S")), Some(Dim::from(0)));
+        // The order of sums: 0 first, then by the constant part.
+        let mut dims = [s("S"), s("S") + 2.into(), 3.into(), 0.into(), s("B")];
+        dims.sort();
+        assert_eq!(dims, [0.into(), s("S") + 2.into(), 3.into(), s("B"), s("S")]);
+        assert_eq!((Dim::from(2) - 5.into()).to_string(), "-3");
     }
 
     #[test]
