@@ -19,6 +19,8 @@ pub enum IsaKind {
     Avx2Vnni,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// NEON with the dot product and the 8-bit matrix instructions.
+    NeonI8mm,
     /// NEON with the dot product instructions.
     Neon,
     /// No instruction set beyond the target's baseline.
@@ -26,14 +28,21 @@ pub enum IsaKind {
 }
 
 impl IsaKind {
-    pub const ALL: [IsaKind; 5] =
-        [IsaKind::Avx512Vnni, IsaKind::Avx2Vnni, IsaKind::Avx2, IsaKind::Neon, IsaKind::Portable];
+    pub const ALL: [IsaKind; 6] = [
+        IsaKind::Avx512Vnni,
+        IsaKind::Avx2Vnni,
+        IsaKind::Avx2,
+        IsaKind::NeonI8mm,
+        IsaKind::Neon,
+        IsaKind::Portable,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
             IsaKind::Avx512Vnni => "avx512vnni",
             IsaKind::Avx2Vnni => "avx2vnni",
             IsaKind::Avx2 => "avx2",
+            IsaKind::NeonI8mm => "neoni8mm",
             IsaKind::Neon => "neon",
             IsaKind::Portable => "portable",
         }
@@ -67,7 +76,9 @@ enum Token {
     #[cfg(target_arch = "x86_64")]
     Avx2(x86::Avx2<false>),
     #[cfg(target_arch = "aarch64")]
-    Neon(neon::Neon),
+    NeonI8mm(neon::Neon<true>),
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon<false>),
     Portable(Portable),
 }
 
@@ -84,7 +95,10 @@ impl AnyIsa {
                 found.extend(x86::Avx2::<false>::new().map(Token::Avx2));
             }
             #[cfg(target_arch = "aarch64")]
-            found.extend(neon::Neon::new().map(Token::Neon));
+            {
+                found.extend(neon::Neon::<true>::new().map(Token::NeonI8mm));
+                found.extend(neon::Neon::<false>::new().map(Token::Neon));
+            }
             found.push(Token::Portable(Portable));
             found.into_iter().map(AnyIsa).collect()
         })
@@ -115,6 +129,8 @@ impl AnyIsa {
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(_) => IsaKind::Avx2,
             #[cfg(target_arch = "aarch64")]
+            Token::NeonI8mm(_) => IsaKind::NeonI8mm,
+            #[cfg(target_arch = "aarch64")]
             Token::Neon(_) => IsaKind::Neon,
             Token::Portable(_) => IsaKind::Portable,
         }
@@ -139,6 +155,8 @@ impl AnyIsa {
             Token::Avx2Vnni(s) => s.run(op),
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(s) => s.run(op),
+            #[cfg(target_arch = "aarch64")]
+            Token::NeonI8mm(s) => s.run(op),
             #[cfg(target_arch = "aarch64")]
             Token::Neon(s) => s.run(op),
             Token::Portable(s) => s.run(op),

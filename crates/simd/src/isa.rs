@@ -36,6 +36,9 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// Whether there are 32 registers of 16 lanes.
     const WIDE: bool;
 
+    /// Whether [`dot_rows`](Isa::dot_rows) is an instruction and not made of single steps.
+    const PAIRED: bool = false;
+
     /// 16 floats.
     type F: Copy;
     /// 16 32-bit integers.
@@ -161,6 +164,31 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I;
     fn dot_fold(self, d: Self::D) -> Self::D;
     fn dot_finish(self, d: Self::D, init: i32) -> Self::I;
+
+    /// Two steps of weight codes in the order in which [`dot_rows`](Isa::dot_rows) takes them.
+    #[inline(always)]
+    fn pair_steps(self, steps: [Self::B; 2]) -> [Self::B; 2] {
+        steps
+    }
+    /// What the dot products of two rows of activations start from.
+    #[inline(always)]
+    fn dot_rows_start(self, init: [i32; 2]) -> [Self::D; 2] {
+        [self.dot_start(init[0]), self.dot_start(init[1])]
+    }
+    /// Two steps, from [`pair_steps`](Isa::pair_steps), with 8 activations of each of two rows; codes
+    /// and sums are those of [`dot_signed`](Isa::dot_signed).
+    /// # Safety
+    /// Both pointers are valid for reading 8 bytes.
+    #[inline(always)]
+    unsafe fn dot_rows(self, d: [Self::D; 2], w: [Self::B; 2], x: [*const i8; 2]) -> [Self::D; 2] {
+        // SAFETY: the caller's contract.
+        unsafe { dot_rows_by_steps(self, d, w, x) }
+    }
+    /// The sums of both rows.
+    #[inline(always)]
+    fn dot_rows_finish(self, d: [Self::D; 2], init: [i32; 2]) -> [Self::I; 2] {
+        [self.dot_finish(d[0], init[0]), self.dot_finish(d[1], init[1])]
+    }
 
     /// `table[i]` for every lane `i`, which must be in `0..=255`.
     #[inline(always)]
@@ -312,6 +340,26 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
         // SAFETY: the caller's contract; lanes are in 0..=65535.
         unsafe { self.store_u16(p, high) }
     }
+}
+
+/// [`Isa::dot_rows`] without an instruction for it.
+///
+/// # Safety
+/// Both pointers are valid for reading 8 bytes.
+#[inline(always)]
+pub(crate) unsafe fn dot_rows_by_steps<S: Isa>(
+    s: S,
+    mut d: [S::D; 2],
+    w: [S::B; 2],
+    x: [*const i8; 2],
+) -> [S::D; 2] {
+    for (d, x) in d.iter_mut().zip(x) {
+        for (step, w) in w.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            *d = s.dot_signed(*d, w, unsafe { s.load_x(x.add(4 * step)) });
+        }
+    }
+    d
 }
 
 /// Steps of codes in `0..=max_code` after which [`Isa::dot_fold`] must run: pairs of products add

@@ -1,29 +1,37 @@
-//! NEON with the dot product instructions: a logical vector is four registers.
+//! NEON with the dot product instructions: a logical vector is four registers. With `I8MM` also the
+//! 8-bit matrix instructions, which multiply two rows of weights with two of activations.
 //!
-//! The dot product and half-precision conversion instructions are written as assembly, since
-//! their intrinsics are not in stable Rust.
+//! The dot product, matrix and half-precision conversion instructions are written as assembly,
+//! since their intrinsics are not in stable Rust.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use crate::isa::dot_rows_by_steps;
 use crate::{Isa, IsaKind, SimdOp};
 
-/// Proof of NEON and its dot product instructions.
+/// Proof of NEON and its dot product instructions, and of the 8-bit matrix ones when `I8MM`.
 #[derive(Clone, Copy, Debug)]
-pub struct Neon(());
+pub struct Neon<const I8MM: bool>(());
 
-impl Neon {
+impl<const I8MM: bool> Neon<I8MM> {
     /// A token when this CPU has the instructions.
-    pub fn new() -> Option<Neon> {
-        (std::arch::is_aarch64_feature_detected!("neon")
-            && std::arch::is_aarch64_feature_detected!("dotprod"))
-        .then_some(Neon(()))
+    pub fn new() -> Option<Neon<I8MM>> {
+        let base = std::arch::is_aarch64_feature_detected!("neon")
+            && std::arch::is_aarch64_feature_detected!("dotprod");
+        (base && (!I8MM || std::arch::is_aarch64_feature_detected!("i8mm"))).then_some(Neon(()))
     }
 }
 
 #[target_feature(enable = "neon,dotprod")]
 #[inline(never)]
-fn enter<Op: SimdOp>(s: Neon, op: Op) -> Op::Output {
+fn enter<Op: SimdOp>(s: Neon<false>, op: Op) -> Op::Output {
+    op.eval(s)
+}
+
+#[target_feature(enable = "neon,dotprod,i8mm")]
+#[inline(never)]
+fn enter_i8mm<Op: SimdOp>(s: Neon<true>, op: Op) -> Op::Output {
     op.eval(s)
 }
 
@@ -69,6 +77,38 @@ unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     acc
 }
 
+/// Adds the products of two rows of 8 weights with two rows of 8 activations to a square of sums,
+/// row by row of the weights.
+///
+/// # Safety
+/// The CPU has the 8-bit matrix instructions.
+#[inline(always)]
+unsafe fn smmla(mut acc: int32x4_t, w: uint8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: register arithmetic.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {acc:v}.4s, {w:v}.16b, {x:v}.16b",
+            acc = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
+/// Words of 4 bytes of both, in turn: pairs of rows of two steps become rows of 8 codes.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn zip_words(a: uint8x16_t, b: uint8x16_t) -> [uint8x16_t; 2] {
+    // SAFETY: register arithmetic.
+    unsafe {
+        let (a, b) = (vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b));
+        [vreinterpretq_u8_u32(vzip1q_u32(a, b)), vreinterpretq_u8_u32(vzip2q_u32(a, b))]
+    }
+}
+
 /// # Safety
 /// The CPU has NEON.
 #[inline(always)]
@@ -101,11 +141,12 @@ unsafe fn narrow_f16(v: float32x4_t) -> uint16x4_t {
     out
 }
 
-impl Isa for Neon {
-    const KIND: IsaKind = IsaKind::Neon;
+impl<const I8MM: bool> Isa for Neon<I8MM> {
+    const KIND: IsaKind = if I8MM { IsaKind::NeonI8mm } else { IsaKind::Neon };
     const SIGNED_BIAS: i32 = 0;
     const BYTE_BIAS: i32 = 128;
     const WIDE: bool = false;
+    const PAIRED: bool = I8MM;
     type F = [float32x4_t; 4];
     type I = [int32x4_t; 4];
     type B = [uint8x16_t; 4];
@@ -114,8 +155,13 @@ impl Isa for Neon {
 
     #[inline(always)]
     fn run<Op: SimdOp>(self, op: Op) -> Op::Output {
-        // SAFETY: the token proves every enabled feature.
-        unsafe { enter(self, op) }
+        if I8MM {
+            // SAFETY: `I8MM`, so the token proves every enabled feature.
+            unsafe { enter_i8mm(Neon(()), op) }
+        } else {
+            // SAFETY: the token proves every enabled feature.
+            unsafe { enter(Neon(()), op) }
+        }
     }
 
     #[inline(always)]
@@ -380,6 +426,63 @@ impl Isa for Neon {
     #[inline(always)]
     fn dot_finish(self, d: Self::D, _init: i32) -> Self::I {
         d
+    }
+
+    // With the matrix instructions the sums of two rows of activations lie in eight registers as
+    // squares of two rows of weights by the two of activations.
+    #[inline(always)]
+    fn pair_steps(self, steps: [Self::B; 2]) -> [Self::B; 2] {
+        if !I8MM {
+            return steps;
+        }
+        let [a, b] = steps;
+        one!({
+            let [r0, r1] = zip_words(a[0], b[0]);
+            let [r2, r3] = zip_words(a[1], b[1]);
+            let [r4, r5] = zip_words(a[2], b[2]);
+            let [r6, r7] = zip_words(a[3], b[3]);
+            [[r0, r1, r2, r3], [r4, r5, r6, r7]]
+        })
+    }
+    #[inline(always)]
+    fn dot_rows_start(self, init: [i32; 2]) -> [Self::D; 2] {
+        if !I8MM {
+            return [self.dot_start(init[0]), self.dot_start(init[1])];
+        }
+        let both = one!(vzip1q_s32(vdupq_n_s32(init[0]), vdupq_n_s32(init[1])));
+        [[both; 4]; 2]
+    }
+    #[inline(always)]
+    unsafe fn dot_rows(self, d: [Self::D; 2], w: [Self::B; 2], x: [*const i8; 2]) -> [Self::D; 2] {
+        if !I8MM {
+            // SAFETY: the caller's contract.
+            return unsafe { dot_rows_by_steps(self, d, w, x) };
+        }
+        // SAFETY: the caller's contract.
+        let x = unsafe { vcombine_s8(vld1_s8(x[0]), vld1_s8(x[1])) };
+        // SAFETY (inside): `I8MM`, so the token proves the matrix instructions.
+        [each!(|I| smmla(d[0][I], w[0][I], x)), each!(|I| smmla(d[1][I], w[1][I], x))]
+    }
+    #[inline(always)]
+    fn dot_rows_finish(self, d: [Self::D; 2], init: [i32; 2]) -> [Self::I; 2] {
+        if !I8MM {
+            return [self.dot_finish(d[0], init[0]), self.dot_finish(d[1], init[1])];
+        }
+        let [a, b] = d;
+        one!([
+            [
+                vuzp1q_s32(a[0], a[1]),
+                vuzp1q_s32(a[2], a[3]),
+                vuzp1q_s32(b[0], b[1]),
+                vuzp1q_s32(b[2], b[3]),
+            ],
+            [
+                vuzp2q_s32(a[0], a[1]),
+                vuzp2q_s32(a[2], a[3]),
+                vuzp2q_s32(b[0], b[1]),
+                vuzp2q_s32(b[2], b[3]),
+            ],
+        ])
     }
 
     #[inline(always)]

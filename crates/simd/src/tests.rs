@@ -214,6 +214,33 @@ impl SimdOp for &Dots {
     }
 }
 
+/// Eight steps with two rows of activations, two steps at a time.
+struct TwoRows<'a>(&'a Dots, [i8; 32]);
+
+impl SimdOp for &TwoRows<'_> {
+    type Output = [[i32; LANES]; 2];
+
+    #[inline(always)]
+    fn eval<S: Isa>(self, s: S) -> Self::Output {
+        let TwoRows(Dots { codes, x, init }, y) = self;
+        let mut inits = [*init, init + 1];
+        for (init, row) in inits.iter_mut().zip([x, y]) {
+            *init -= S::SIGNED_BIAS * row.iter().map(|&x| i32::from(x)).sum::<i32>();
+        }
+        let mut d = s.dot_rows_start(inits);
+        for g in 0..4 {
+            // SAFETY: 64 codes each and 8 activations each are readable.
+            unsafe {
+                let steps = [s.load_b(codes[2 * g].as_ptr()), s.load_b(codes[2 * g + 1].as_ptr())];
+                let rows = [x.as_ptr().add(8 * g), y.as_ptr().add(8 * g)];
+                d = s.dot_rows(d, s.pair_steps(steps), rows);
+            }
+        }
+        let [x, y] = s.dot_rows_finish(d, inits);
+        [s.to_array_i(x), s.to_array_i(y)]
+    }
+}
+
 fn awkward_float(r: &mut Random) -> f32 {
     const SPECIAL: [f32; 14] = [
         0.0,
@@ -427,8 +454,19 @@ fn dot_products_never_saturate() {
                 })
             })
             .collect();
+        let other = case.x.map(|v| if v % 3 == 0 { v } else { -v });
+        let rows: [[i32; LANES]; 2] = std::array::from_fn(|row| {
+            std::array::from_fn(|lane| {
+                let product = |k: usize| {
+                    let code = case.codes[k / 4][4 * lane + k % 4].cast_signed();
+                    i32::from(code) * i32::from([case.x, other][row][k])
+                };
+                case.init + row as i32 + (0..32).map(product).sum::<i32>()
+            })
+        });
         for isa in AnyIsa::detect() {
             assert_eq!(isa.run(&case), want, "{}", isa.kind());
+            assert_eq!(isa.run(&TwoRows(&case, other)), rows, "{} by two rows", isa.kind());
         }
     }
 }

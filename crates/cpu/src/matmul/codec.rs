@@ -30,9 +30,11 @@ pub(super) trait Codec: Copy {
     /// Whether codes come from two planes, so that unpacking takes longer than a field of one load.
     const SPLIT: bool = false;
     /// Whether one row of activations takes a tile at an even pace, which a CPU's own prefetching
-    /// keeps up with; asking for it besides takes a quarter of the speed. Where many blocks share
-    /// bytes it comes in bursts.
-    const EVEN: bool = Self::UNROLL + (Self::SPLIT as usize) <= 2;
+    /// keeps up with; asking for all of it besides takes up to half of the speed. Where four blocks
+    /// share bytes and little is done with them it comes in bursts.
+    const EVEN: bool = Self::UNROLL < 4 || Self::SPLIT;
+    /// Whether steps lie in pairs where rows are interleaved and the instruction set wants them so.
+    const PAIRED: bool = false;
     /// Bytes of a span; 0 for weights that are in the cache already.
     const SPAN_BYTES: usize = 0;
     type Head<S: Isa>: Copy;
@@ -430,6 +432,7 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
     const MAX_CODE: u32 = 127 / FOLD as u32;
     const SIGNED: bool = SIGNED;
     const SPAN: usize = 1;
+    const PAIRED: bool = true;
     /// Stands for whatever offset: unsigned formats have either that or minima.
     const OFFSET: i32 = if SIGNED || MINS { 0 } else { 1 };
     const MINS: bool = MINS;

@@ -121,7 +121,9 @@ unsafe fn init<S: Isa, C: Codec, const I: usize>(
     unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
 }
 
-/// Adds the products of one 32-block of a tile with `T` rows, interleaved by `I`, to `acc`.
+/// Adds the products of one 32-block of a tile with `T` rows, interleaved by `I`, to `acc`. `alone`
+/// is for a single row and a single worker, which leaves memory time to spare: a line of each block is
+/// asked for.
 ///
 /// # Safety
 /// The block is inside the tile and the activations.
@@ -133,14 +135,22 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     head: C::Head<S>,
     x: Groups,
     (span, here, j): (usize, usize, usize),
+    alone: bool,
     acc: &mut [S::F; T],
 ) {
     // The block in the row; `here` in its span.
     let block = span * C::SPAN + here;
+    if const { S::PAIRED && C::PAIRED && T > 1 } {
+        // SAFETY: the caller's contract.
+        unsafe { block_by_pairs::<S, C, T, I>(s, w, head, x, (block, here, j), acc) };
+        return;
+    }
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
     if const { T > 1 || !C::EVEN } {
         ask_ahead(s, w, here);
+    } else if alone {
+        s.prefetch(w.start().wrapping_add(here * const { C::SPAN_BYTES / C::SPAN } + AHEAD));
     }
     let mut dots = [s.dot_start(0); T];
     unroll!(S: g in 0..8; {
@@ -167,19 +177,12 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
                 let scale = w.scale(s, head, here, half);
                 for t in 0..T {
                     let sum = s.dot_finish(dots[t], init::<S, C, I>(x, t, block, half));
-                    let xs = s.splat(*x[t / I].scales.add(block * I + t % I));
-                    acc[t] = s.fma(s.to_float(sum), s.mul(scale, xs), acc[t]);
+                    acc[t] = add_scaled::<S, I>(s, scale, sum, x, (t, block), acc[t]);
                 }
                 if C::MINS {
                     let min = w.min(s, head, here, half);
                     for t in 0..T {
-                        let x = x[t / I];
-                        let sum = if C::GROUP == BLOCK {
-                            *x.sums32.add(block * I + t % I)
-                        } else {
-                            *x.sums16.add((block * 2 + half) * I + t % I)
-                        };
-                        acc[t] = s.fma(min, s.splat(sum), acc[t]);
+                        acc[t] = add_min::<S, C, I>(s, min, x, (t, block, half), acc[t]);
                     }
                 }
             } else if (g + 1).is_multiple_of(fold) {
@@ -189,6 +192,116 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
             }
         }
     });
+}
+
+/// As [`block_product`] where steps lie in pairs and rows of activations are multiplied by twos.
+///
+/// # Safety
+/// The block is inside the tile and the activations.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "rows index several arrays at once")]
+unsafe fn block_by_pairs<S: Isa, C: Codec, const T: usize, const I: usize>(
+    s: S,
+    w: C,
+    head: C::Head<S>,
+    x: Groups,
+    (block, here, j): (usize, usize, usize),
+    acc: &mut [S::F; T],
+) {
+    let pairs = C::GROUP / 8;
+    // Of rows `2p` and `2p + 1`, for `p` in the first half.
+    let mut dots = [s.dot_rows_start([0; 2]); T];
+    unroll!(S: g in 0..4; {
+        let half = g / pairs;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if g.is_multiple_of(pairs) {
+                for p in 0..T / 2 {
+                    dots[p] = s.dot_rows_start(inits::<S, C, I>(x, 2 * p, block, half));
+                }
+            }
+            let steps = [w.codes(s, here, j, 2 * g), w.codes(s, here, j, 2 * g + 1)];
+            for p in 0..T / 2 {
+                let first = (block * I + 2 * p % I) * BLOCK + 8 * g;
+                let row = x[2 * p / I].codes.add(first);
+                dots[p] = s.dot_rows(dots[p], steps, [row, row.add(BLOCK)]);
+            }
+            if (g + 1).is_multiple_of(pairs) {
+                let scale = w.scale(s, head, here, half);
+                for p in 0..T / 2 {
+                    let sums =
+                        s.dot_rows_finish(dots[p], inits::<S, C, I>(x, 2 * p, block, half));
+                    for (r, sum) in sums.into_iter().enumerate() {
+                        let t = 2 * p + r;
+                        acc[t] = add_scaled::<S, I>(s, scale, sum, x, (t, block), acc[t]);
+                    }
+                }
+                if C::MINS {
+                    let min = w.min(s, head, here, half);
+                    for t in 0..T {
+                        acc[t] = add_min::<S, C, I>(s, min, x, (t, block, half), acc[t]);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// [`init`] of rows `t` and `t + 1`.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn inits<S: Isa, C: Codec, const I: usize>(
+    x: Groups,
+    t: usize,
+    block: usize,
+    half: usize,
+) -> [i32; 2] {
+    // SAFETY: the caller's contract.
+    unsafe { [init::<S, C, I>(x, t, block, half), init::<S, C, I>(x, t + 1, block, half)] }
+}
+
+/// `acc` and a group's integer sum for row `t`, scaled.
+///
+/// # Safety
+/// The row and the block are inside the activations.
+#[inline(always)]
+unsafe fn add_scaled<S: Isa, const I: usize>(
+    s: S,
+    scale: S::F,
+    sum: S::I,
+    x: Groups,
+    (t, block): (usize, usize),
+    acc: S::F,
+) -> S::F {
+    // SAFETY: the caller's contract.
+    let xs = s.splat(unsafe { *x[t / I].scales.add(block * I + t % I) });
+    s.fma(s.to_float(sum), s.mul(scale, xs), acc)
+}
+
+/// `acc` and a group's minimum times the sum of row `t` there.
+///
+/// # Safety
+/// The row and the block are inside the activations.
+#[inline(always)]
+unsafe fn add_min<S: Isa, C: Codec, const I: usize>(
+    s: S,
+    min: S::F,
+    x: Groups,
+    (t, block, half): (usize, usize, usize),
+    acc: S::F,
+) -> S::F {
+    let x = x[t / I];
+    // SAFETY: the caller's contract.
+    let sum = unsafe {
+        if C::GROUP == BLOCK {
+            *x.sums32.add(block * I + t % I)
+        } else {
+            *x.sums16.add((block * 2 + half) * I + t % I)
+        }
+    };
+    s.fma(min, s.splat(sum), acc)
 }
 
 /// Asks for what lies [`AHEAD`] bytes further on than a block, as much as a block.
@@ -211,6 +324,7 @@ unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
     w: C,
     x: Groups,
     blocks: usize,
+    alone: bool,
     acc: &mut [S::F; T],
 ) {
     for span in 0..blocks.div_ceil(C::SPAN) {
@@ -221,7 +335,7 @@ unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
             unroll!(S: j in 0..C::UNROLL; {
                 let at = (span, first + j, j);
                 // SAFETY: the caller's contract.
-                unsafe { block_product::<S, C, T, I>(s, w, head, x, at, acc) };
+                unsafe { block_product::<S, C, T, I>(s, w, head, x, at, alone, acc) };
             });
         }
     }
@@ -258,6 +372,23 @@ pub(super) unsafe fn unpack<S: Isa, C: Codec>(s: S, w: C, first: usize, blocks: 
                     }
                 }
             });
+        }
+    }
+}
+
+/// Puts the unpacked steps of `blocks` 32-blocks into pairs, for [`block_by_pairs`].
+///
+/// # Safety
+/// `codes` holds them.
+#[inline(always)]
+unsafe fn pair_steps<S: Isa>(s: S, codes: *mut u8, blocks: usize) {
+    for pair in 0..blocks * 4 {
+        // SAFETY: the caller's contract: eight steps a block.
+        unsafe {
+            let first = codes.add(pair * 2 * STEP);
+            let steps = s.pair_steps([s.load_b(first), s.load_b(first.add(STEP))]);
+            s.store_b(first, steps[0]);
+            s.store_b(first.add(STEP), steps[1]);
         }
     }
 }
@@ -311,13 +442,15 @@ pub(super) unsafe fn few<S: Isa, C: Codec>(
     x: &ActivationRows<'_>,
     sink: &Sink<'_>,
     tile: usize,
+    alone: bool,
 ) {
+    let alone = alone && x.rows() == 1;
     for row in 0..x.rows() {
         let mut acc = [s.splat(0.0)];
         // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
         unsafe {
             let at = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
-            product::<S, C, 1, 1>(s, w, [at; 2], x.blocks(), &mut acc);
+            product::<S, C, 1, 1>(s, w, [at; 2], x.blocks(), alone, &mut acc);
             sink.put(s, tile, row, acc[0]);
         }
     }
@@ -351,10 +484,17 @@ pub(super) unsafe fn streamed<S: Isa, C: Codec>(
             let at = x.tile(first, 0, C::GROUP, table);
             if end - first > INTERLEAVE {
                 let both = [at, x.tile(first + INTERLEAVE, 0, C::GROUP, table)];
-                product::<S, C, WIDE_ROWS, INTERLEAVE>(s, w, both, x.blocks(), &mut acc);
+                product::<S, C, WIDE_ROWS, INTERLEAVE>(s, w, both, x.blocks(), false, &mut acc);
             } else {
                 let mut half = [s.splat(0.0); INTERLEAVE];
-                product::<S, C, INTERLEAVE, INTERLEAVE>(s, w, [at; 2], x.blocks(), &mut half);
+                product::<S, C, INTERLEAVE, INTERLEAVE>(
+                    s,
+                    w,
+                    [at; 2],
+                    x.blocks(),
+                    false,
+                    &mut half,
+                );
                 acc[..INTERLEAVE].copy_from_slice(&half);
             }
             for (row, sum) in (first..end).zip(acc) {
@@ -406,6 +546,9 @@ pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
         // caller's contract.
         unsafe {
             w.unpack(s, first, blocks, weights);
+            if const { S::PAIRED } && x.interleave() > 1 {
+                pair_steps(s, weights.codes, blocks);
+            }
             stretch.multiply(s);
         }
     }
@@ -514,7 +657,7 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
                             *acc = s.load(sums.add((row + t) * LANES));
                         }
                     }
-                    product::<S, _, { $t }, { $interleave }>(s, w, both, blocks, &mut acc);
+                    product::<S, _, { $t }, { $interleave }>(s, w, both, blocks, false, &mut acc);
                     for (t, acc) in acc.into_iter().enumerate() {
                         s.store(sums.add((row + t) * LANES), acc);
                     }

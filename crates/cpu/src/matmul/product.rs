@@ -237,11 +237,12 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
         };
         let rows = x.rows();
         if rows <= FEW {
+            let alone = self.part.worker.count == 1;
             let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
             for unit in self.part.units(per_unit, rows, FEW) {
                 for tile in unit.first_tile..unit.first_tile + unit.tiles {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
-                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile) };
+                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile, alone) };
                 }
                 // SAFETY: as above.
                 unsafe { self.part.finish(&unit) };

@@ -63,9 +63,8 @@ impl Span<'_> {
     /// Two bytes of every row: element `index` of a plane of half-precision floats.
     fn halves(&mut self, plane: usize, index: usize, rows: &[&[u8]; ROWS], from: usize) {
         let start = self.planes[plane] + index * 2 * ROWS;
-        for (r, row) in rows.iter().enumerate() {
-            self.bytes[start + 2 * r..start + 2 * r + 2].copy_from_slice(&row[from..from + 2]);
-        }
+        let out = &mut self.bytes[start..start + 2 * ROWS];
+        out.copy_from_slice(rows.map(|row| [row[from], row[from + 1]]).as_flattened());
     }
 
     /// One byte of a row: element `index` of a plane of bytes.
