@@ -245,3 +245,10 @@ extern "C" __global__ void embedding(
     int i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i < width) out[(u64)blockIdx.x * width + i] = known ? element(row, kind, i) : __int_as_float(0x7fc00000);
 }
+
+// A run's inputs, in pieces of 16 bytes, from the machine's memory. It does not let the next kernel
+// begin early: kernels read positions and tables before they wait for the one ahead.
+extern "C" __global__ void __launch_bounds__(256) copy_in(const uint4 *from, uint4 *to, u64 pieces) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += stride) to[i] = from[i];
+}

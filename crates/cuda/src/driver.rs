@@ -354,6 +354,11 @@ impl Pinned {
         self.bytes
     }
 
+    /// Where kernels find it: addresses are the same for machine and GPU.
+    pub(crate) fn address(&self) -> u64 {
+        self.start as u64
+    }
+
     /// The stream that copies from or to it must have been waited for.
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated with this size and initialised; borrowed through `self`.
@@ -391,18 +396,6 @@ impl Stream {
     pub(crate) fn wait(&self) -> Checked<()> {
         // SAFETY: the stream is alive.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
-    }
-
-    /// Copies the first `bytes` of `from` to `to`.
-    pub(crate) fn send(&self, from: &Pinned, to: &Memory, bytes: usize) -> Checked<()> {
-        assert!(bytes <= from.bytes && bytes <= to.bytes, "copies stay inside");
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: both ranges are inside; the session that owns both waits before either goes.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.start, from.start.cast(), bytes, self.0)
-        })
     }
 
     /// Copies `bytes` from the GPU's address `from`, which the caller knows to be in its memory.
@@ -475,14 +468,17 @@ impl Stream {
         })
     }
 
-    /// What `queue` queues, as a graph.
-    pub(crate) fn record(&self, queue: impl FnOnce() -> Checked<()>) -> Checked<Graph> {
+    /// What is queued from now on is recorded and not run.
+    pub(crate) fn begin_record(&self) -> Checked<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and captures nothing else.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.0, mode) })?;
-        let queued = queue();
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.0, mode) })
+    }
+
+    /// What was recorded since [`begin_record`](Self::begin_record), unless queueing it failed.
+    pub(crate) fn end_record(&self, queued: Checked<()>) -> Checked<Graph> {
         let mut graph = null_mut();
-        // SAFETY: begun above; the pointer is to a local.
+        // SAFETY: begun before; the pointer is to a local.
         let ended = unsafe { sys::cuStreamEndCapture(self.0, &mut graph) };
         queued?;
         check("cuStreamEndCapture", ended)?;

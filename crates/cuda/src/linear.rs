@@ -109,7 +109,7 @@ struct Matrix {
 const FEW_TILES: usize = 128;
 /// Columns up to which each block prepares a single row of codes by itself: every one of them reads all
 /// of it. Rows for float weights have no kernel that prepares them with more than one block.
-const ALONE: usize = 12288;
+const ALONE: usize = 16384;
 
 /// A kernel of `linear.cu` and how many of its blocks a multiprocessor holds.
 #[derive(Clone, Copy, Debug)]
@@ -450,7 +450,10 @@ fn matrix(
     };
     let splits =
         if plain && device.gpu.is_hopper() { splits(packed.tiles, packed.chunks) } else { 1 };
-    let alone = ring + kind.row_bytes(packed.chunks.div_ceil(splits));
+    // More than a third of the shared memory: a multiprocessor has two blocks and no room for one of
+    // the next kernel, which would take turns with them and leave others two of its own later.
+    let third = device.gpu.block_shared.div_ceil(3);
+    let alone = (ring + kind.row_bytes(packed.chunks.div_ceil(splits))).max(third);
     let one = match alone <= device.gpu.block_shared {
         false => None,
         true => Some((block("product_1", alone)?, alone)),

@@ -25,7 +25,7 @@ pub(crate) struct Best {
     function: Function,
     /// Keys of rows, then counts of blocks that have arrived.
     keys: Memory,
-    ids: Memory,
+    /// Where the GPU puts the places.
     host: Pinned,
     found: Vec<u32>,
     /// Rows that there is memory for.
@@ -42,7 +42,6 @@ impl Best {
         Ok(Best {
             function: device.function("sampling", "largest")?,
             keys: gpu.allocate(0)?,
-            ids: gpu.allocate(0)?,
             host: gpu.pinned(0)?,
             found: Vec::new(),
             room: 0,
@@ -57,19 +56,30 @@ impl Best {
         self.wanted.take()
     }
 
-    /// Queues the search in output number `index`.
+    /// Rows that there is memory for; a recorded search is of no use once there are more.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The search in output number `index` is on its way.
+    pub(crate) fn expect(&mut self, index: usize, output: &Operand) {
+        self.done = Some((index, output.rows()));
+    }
+
+    /// Queues the search in output number `index`. With `overlap` it may begin before the last kernel
+    /// of the run has ended.
     pub(crate) fn queue(
         &mut self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
         index: usize,
         output: &Operand,
+        overlap: bool,
     ) -> Result<(), CudaError> {
         let (rows, width) = (output.rows(), output.width());
         if rows > self.room {
             stream.wait()?;
             self.keys = gpu.zeroed(rows * 12, stream)?;
-            self.ids = gpu.allocate(rows * 4)?;
             self.host = gpu.pinned(rows * 4)?;
             self.found.resize(rows, 0);
             self.room = rows;
@@ -84,13 +94,12 @@ impl Best {
                 Parameter::address(output.address),
                 Parameter::address(self.keys.at(0)),
                 Parameter::address(self.keys.at(self.room * 8)),
-                Parameter::address(self.ids.at(0)),
+                Parameter::address(self.host.address()),
                 Parameter::int(width),
             ],
         };
-        stream.launch(&launch, false)?;
-        stream.fetch(self.ids.at(0), &self.host, rows * 4)?;
-        self.done = Some((index, rows));
+        stream.launch(&launch, overlap)?;
+        self.expect(index, output);
         Ok(())
     }
 
@@ -104,7 +113,7 @@ impl Best {
     ) -> Result<&[u32], CudaError> {
         let rows = output.rows();
         if self.done != Some((index, rows)) {
-            self.queue(gpu, stream, index, output)?;
+            self.queue(gpu, stream, index, output, false)?;
             stream.wait()?;
         }
         self.wanted = Some(index);

@@ -8,7 +8,7 @@ use cyb_exec::{
 
 use cyb_tensor::DType;
 
-use crate::driver::{Graph, Launch, Memory, Pinned, Stream};
+use crate::driver::{CudaError, Function, Graph, Launch, Memory, Parameter, Pinned, Stream};
 use crate::op::{Needs, Operand, Scratch};
 use crate::program::{Place, Prepared};
 use crate::sampling::{Best, Firsts};
@@ -21,6 +21,14 @@ const ALIGN: usize = 256;
 /// When set, steps are timed one by one, which makes runs slower.
 const TIMES: &str = "SOMA_CUDA_TIMES";
 
+/// What a recorded run depends on.
+#[derive(Clone, Default, PartialEq)]
+struct Shape {
+    bound: Vec<usize>,
+    /// The output whose rows' largest elements are searched, and the rows that the search has room for.
+    best: Option<(usize, usize)>,
+}
+
 pub(crate) struct CudaSession {
     program: Arc<Prepared>,
     limits: Vec<usize>,
@@ -29,9 +37,11 @@ pub(crate) struct CudaSession {
     states: Vec<Memory>,
     scratch: Memory,
     zeros: Memory,
-    /// Inputs as they are filled, and their copy on the GPU.
+    /// Inputs as they are filled, and their copy on the GPU; a kernel makes it, which begins sooner
+    /// than the driver's copy.
     staging: Pinned,
     inputs: Memory,
+    copy_in: Function,
     /// Where each input begins under the present binding, and the end of all.
     input_offsets: Vec<usize>,
     outputs: Vec<Pinned>,
@@ -46,9 +56,9 @@ pub(crate) struct CudaSession {
     launches: Vec<Launch>,
     /// Where the launches of each step begin, and the end of all.
     starts: Vec<usize>,
-    graphs: Vec<(Vec<usize>, Graph)>,
-    /// The binding of the last run: a graph is recorded when it comes again.
-    last: Vec<usize>,
+    graphs: Vec<(Shape, Graph)>,
+    /// That of the last run: a graph is recorded when it comes again.
+    last: Shape,
     /// A state as it was last read.
     read_state: Vec<u8>,
     times: Vec<StepTime>,
@@ -85,6 +95,7 @@ impl CudaSession {
             zeros: gpu.allocate(0)?,
             staging: gpu.pinned(0)?,
             inputs: gpu.allocate(0)?,
+            copy_in: program.device.function("elementwise", "copy_in")?,
             input_offsets: Vec::new(),
             outputs: Vec::new(),
             fetched: vec![false; program.outputs.len()],
@@ -95,7 +106,7 @@ impl CudaSession {
             launches: Vec::new(),
             starts: Vec::new(),
             graphs: Vec::new(),
-            last: Vec::new(),
+            last: Shape::default(),
             read_state: Vec::new(),
             times: vec![StepTime::default(); program.steps.len()],
             timed: std::env::var_os(TIMES).is_some(),
@@ -147,7 +158,7 @@ impl CudaSession {
     }
 
     /// Queues launches; only the first waits for what is not a kernel.
-    fn queue(&self, range: std::ops::Range<usize>) -> Result<(), crate::CudaError> {
+    fn queue(&self, range: std::ops::Range<usize>) -> Result<(), CudaError> {
         let overlaps = self.program.device.overlaps();
         for (i, launch) in self.launches[range].iter().enumerate() {
             self.stream.launch(launch, overlaps && i > 0)?;
@@ -155,9 +166,25 @@ impl CudaSession {
         Ok(())
     }
 
-    fn send_inputs(&self) -> Result<(), ExecError> {
-        let bytes = self.input_offsets.last().copied().unwrap_or(0);
-        Ok(self.stream.send(&self.staging, &self.inputs, bytes)?)
+    fn send_inputs(&self) -> Result<(), CudaError> {
+        // Inputs begin at multiples of `ALIGN`, so does their end.
+        let pieces = self.input_offsets.last().copied().unwrap_or(0) / 16;
+        if pieces == 0 {
+            return Ok(());
+        }
+        let launch = Launch {
+            function: self.copy_in,
+            grid: (pieces.div_ceil(256).min(1 << 16) as u32, 1, 1),
+            block: 256,
+            cluster: 1,
+            shared: 0,
+            parameters: vec![
+                Parameter::address(self.staging.address()),
+                Parameter::address(self.inputs.at(0)),
+                Parameter::long(pieces),
+            ],
+        };
+        self.stream.launch(&launch, false)
     }
 
     /// Output number `index`, which is copied when it is first asked for: logits of many sequences
@@ -173,24 +200,19 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Queues what will be asked of the outputs.
-    fn queue_choices(
-        &mut self,
-        best: Option<usize>,
-        firsts: Option<(usize, Option<f32>)>,
-    ) -> Result<(), ExecError> {
-        let gpu = &self.program.device.gpu;
-        let value = |index: usize| &self.values[self.program.outputs[index]];
-        if let Some(index) = best {
-            self.best.queue(gpu, &self.stream, index, value(index))?;
-        }
-        if let (Some((index, scale)), Some(found)) = (firsts, &mut self.firsts) {
-            found.queue(gpu, &self.stream, index, value(index))?;
-            if let Some(scale) = scale {
-                found.queue_sums(&self.stream, value(index), scale)?;
+    /// Queues a whole run, with the search in output `best`.
+    fn queue_run(&mut self, best: Option<usize>) -> Result<(), CudaError> {
+        self.send_inputs()?;
+        self.queue(0..self.launches.len())?;
+        match best {
+            None => Ok(()),
+            Some(index) => {
+                let device = &self.program.device;
+                let value = &self.values[self.program.outputs[index]];
+                let overlaps = device.overlaps() && !self.launches.is_empty();
+                self.best.queue(&device.gpu, &self.stream, index, value, overlaps)
             }
         }
-        Ok(())
     }
 
     /// Output number `index`, if its rows are of `f32`; the GPU is then the thread's own.
@@ -203,31 +225,46 @@ impl CudaSession {
         Ok(Some(value))
     }
 
-    fn run_steps(&mut self) -> Result<(), ExecError> {
-        if self.timed {
-            for step in 0..self.program.steps.len() {
-                let range = self.starts[step]..self.starts[step + 1];
-                let millis = self.stream.time(|| self.queue(range))?;
-                self.times[step].calls += 1;
-                self.times[step].nanos += (f64::from(millis) * 1e6) as u64;
+    /// A whole run; the second one of a shape is recorded, and later ones are replays.
+    fn start_run(&mut self, best: Option<usize>) -> Result<(), CudaError> {
+        let room = self.best.room();
+        let same = |shape: &Shape, bound: &[usize]| {
+            shape.bound == bound && shape.best == best.map(|index| (index, room))
+        };
+        if let Some((_, graph)) = self.graphs.iter().find(|(shape, _)| same(shape, &self.bound)) {
+            if let Some(index) = best {
+                self.best.expect(index, &self.values[self.program.outputs[index]]);
             }
-            return Ok(());
+            return self.stream.replay(graph);
         }
-        let all = 0..self.launches.len();
-        if let Some(at) = self.graphs.iter().position(|(bound, _)| *bound == self.bound) {
-            return Ok(self.stream.replay(&self.graphs[at].1)?);
-        }
-        if self.last == self.bound && !all.is_empty() {
-            let graph = self.stream.record(|| self.queue(all))?;
+        if same(&self.last, &self.bound) && !self.launches.is_empty() {
+            self.stream.begin_record()?;
+            let queued = self.queue_run(best);
+            let graph = self.stream.end_record(queued)?;
             self.stream.replay(&graph)?;
             if self.graphs.len() == GRAPHS {
                 self.graphs.remove(0);
             }
-            self.graphs.push((self.bound.clone(), graph));
+            self.graphs.push((self.last.clone(), graph));
             return Ok(());
         }
-        self.last.clone_from(&self.bound);
-        Ok(self.queue(all)?)
+        self.queue_run(best)?;
+        // With the room that there is now.
+        let room = self.best.room();
+        self.last = Shape { bound: self.bound.clone(), best: best.map(|index| (index, room)) };
+        Ok(())
+    }
+
+    /// A run whose steps are timed one by one.
+    fn run_timed(&mut self) -> Result<(), CudaError> {
+        self.send_inputs()?;
+        for step in 0..self.program.steps.len() {
+            let range = self.starts[step]..self.starts[step + 1];
+            let millis = self.stream.time(|| self.queue(range))?;
+            self.times[step].calls += 1;
+            self.times[step].nanos += (f64::from(millis) * 1e6) as u64;
+        }
+        Ok(())
     }
 }
 
@@ -238,7 +275,7 @@ impl Session for CudaSession {
         gpu.enter()?;
         self.stream.wait()?;
         self.graphs.clear();
-        self.last.clear();
+        self.last = Shape::default();
         let (values, input_offsets) = self.sizes(limits)?;
         let mut lifetimes = Vec::with_capacity(program.alive.len());
         for (shared, &(first, last)) in program.buffer_values.iter().zip(&program.alive) {
@@ -320,11 +357,23 @@ impl Session for CudaSession {
     fn run(&mut self) -> Result<(), ExecError> {
         self.program.device.gpu.enter()?;
         self.fetched.fill(false);
-        let best = self.best.begin();
+        let asked = |session: &CudaSession, index: usize| {
+            session.values[session.program.outputs[index]].bytes > 0
+        };
+        let best = self.best.begin().filter(|&index| asked(self, index));
         let firsts = self.firsts.as_mut().and_then(Firsts::begin);
-        self.send_inputs()?;
-        self.run_steps()?;
-        self.queue_choices(best, firsts)?;
+        let firsts = firsts.filter(|&(index, _)| asked(self, index));
+        match self.timed {
+            true => self.run_timed()?,
+            false => self.start_run(best)?,
+        }
+        if let (Some((index, scale)), Some(found)) = (firsts, &mut self.firsts) {
+            let value = &self.values[self.program.outputs[index]];
+            found.queue(&self.program.device.gpu, &self.stream, index, value)?;
+            if let Some(scale) = scale {
+                found.queue_sums(&self.stream, value, scale)?;
+            }
+        }
         Ok(self.stream.wait()?)
     }
 
