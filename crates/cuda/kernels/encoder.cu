@@ -40,7 +40,7 @@ struct Packed {
     const float *pos_k, *pos_q;
     float *out;             // [tokens, heads, e]
     int sequences, tokens, heads, groups, d, e, distances, window, causal, positions;
-    float scale;
+    float scale, softcap;
 };
 
 #define QUERIES 16
@@ -179,6 +179,7 @@ __device__ __forceinline__ void attend(const Packed &p) {
         for (int i = 0; i < PER_WARP; i++) {
             int query = query0 + warp * PER_WARP + i, distance = key - query;
             bool seen = shown && (!p.causal || distance <= 0) && (!p.window || abs(distance) <= p.window);
+            if (p.softcap > 0.0f) score[i] = p.softcap * activate(TANH, score[i] / p.softcap);
             if (bias && seen) score[i] += bias[half + min(max(distance, -half), half)];
             float x = seen ? score[i] : -INFINITY, most = x;
             for (int step = 16; step; step >>= 1) most = fmaxf(most, __shfl_xor_sync(FULL, most, step));

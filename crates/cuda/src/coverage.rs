@@ -8,7 +8,6 @@ use cyb_exec::{Backend, Call, ExecError, Kernel, PlanMode, Program, optimize};
 use cyb_ir::Graph;
 use cyb_models::GraphOptions;
 
-use crate::op::attrs_of;
 use crate::program::find;
 
 /// What the backend says of kernels, without a device.
@@ -44,16 +43,10 @@ fn without_kernel(path: &Path) -> BTreeSet<String> {
     let backends: [Arc<dyn Backend>; 1] = [Arc::new(Kernels)];
     let (graph, _) = optimize(built.graph, &backends, false).unwrap();
     let calls = graph.nodes.iter().map(|node| Call::of(&graph, node));
-    // Heads of widths that no published model has, and scores with a cap within sequences, which run on
-    // the processor.
+    // Heads of widths that no published model has run on the processor.
     let odd = |call: &Call<'_>| {
         let width = call.inputs[0].shape.last().and_then(|d| d.known());
-        let capped = attrs_of(call.op).float("softcap").is_ok_and(|cap| cap > 0.0);
-        match call.op.name() {
-            "sdpa_paged" => width.is_some_and(|n| !n.is_multiple_of(8)),
-            "sdpa_packed" => capped,
-            _ => false,
-        }
+        call.op.name() == "sdpa_paged" && width.is_some_and(|n| !n.is_multiple_of(8))
     };
     let without = calls.filter(|call| find(call).is_none() && !odd(call));
     without.map(|call| call.op.name().to_owned()).collect()

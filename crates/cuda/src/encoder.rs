@@ -35,9 +35,7 @@ fn attention_fits(call: &Call<'_>) -> bool {
     let floats = [0, 1, 2].iter().all(|&i| call.inputs[i].dtype == DType::F32);
     let ints = [3, 4].iter().all(|&i| call.inputs[i].dtype == DType::I32);
     let bias = call.inputs.get(5).is_none_or(|f| f.dtype == DType::F32);
-    // Scores are not bounded here.
-    let plain = attrs_of(call.op).float("softcap").is_ok_and(|cap| cap == 0.0);
-    floats && ints && bias && plain && width(0) && width(2)
+    floats && ints && bias && width(0) && width(2)
 }
 
 fn disentangled_fits(call: &Call<'_>) -> bool {
@@ -87,6 +85,8 @@ enum Distance {
 #[derive(Debug)]
 pub(crate) struct PackedAttention {
     scale: f32,
+    /// Bound of scores; 0 for none.
+    softcap: f32,
     distance: Distance,
     function: Function,
 }
@@ -96,18 +96,20 @@ impl PackedAttention {
         let attrs = attrs_of(&node.op);
         let width = |i: usize| b.graph.fact(node.inputs[i]).shape[2].known().unwrap_or(WIDEST);
         let narrow = width(2) <= 64;
+        let mut softcap = 0.0;
         let (name, distance) = if node.op.name() == "sdpa_disentangled" {
             let positions =
                 Distance::Positions { c2p: attrs.flag("c2p")?, p2c: attrs.flag("p2c")? };
             (if narrow { "attend_apart_64" } else { "attend_apart_128" }, positions)
         } else {
+            softcap = attrs.float("softcap")? as f32;
             let seen =
                 Distance::Seen { window: attrs.size("window")?, causal: attrs.flag("causal")? };
             (if narrow { "attend_packed_64" } else { "attend_packed_256" }, seen)
         };
         let function = b.device.function("encoder", name)?;
         function.allow_shared(shared(width(0), width(2), distance))?;
-        Ok(PackedAttention { scale: attrs.float("scale")? as f32, distance, function })
+        Ok(PackedAttention { scale: attrs.float("scale")? as f32, softcap, distance, function })
     }
 }
 
@@ -161,7 +163,8 @@ impl Op for PackedAttention {
             [bias, index, pos_k, pos_q, y].into_iter().fold(parameter, |p, address| p.u64(address));
         let sizes = [sequences, tokens, heads, groups, d, e, distances, window];
         let parameter = sizes.iter().fold(parameter, |p, &n| p.i32(n));
-        let parameter = parameter.i32(usize::from(causal)).i32(positions).f32(self.scale);
+        let parameter =
+            parameter.i32(usize::from(causal)).i32(positions).f32(self.scale).f32(self.softcap);
         out.push(Launch {
             function: self.function,
             // At most so many: each sequence may end with a block that is not full.
