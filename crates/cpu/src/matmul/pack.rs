@@ -54,15 +54,16 @@ pub enum Compute {
     F16,
 }
 
+/// Unpacks one block.
+pub(super) type Unpacker = fn(&[u8], &mut quant::Codes);
+
 /// How the weights are kept.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     /// Tiles of a quantised format.
     Tiles(codec::Layout),
-    /// The file's blocks, unpacked when used; the bytes of a row.
-    Native {
-        row_bytes: usize,
-    },
+    /// The file's blocks, the same one of 16 rows side by side, unpacked when used.
+    Blocks(Unpacker),
     /// Tiles of floating-point weights.
     F32,
     F16,
@@ -126,7 +127,13 @@ impl PackedMatrix {
         let (form, tile_bytes) = if dtype.is_quantized() {
             match retile::layout(dtype) {
                 Some(layout) => (Form::Tiles(layout), layout.tile_bytes(k / BLOCK)),
-                None => (Form::Native { row_bytes }, row_bytes * ROWS),
+                None => {
+                    let unpack = quant::unpacker(dtype).ok_or(PackError::DType { dtype })?;
+                    (
+                        Form::Blocks(unpack),
+                        row_bytes.checked_mul(ROWS).ok_or(PackError::Shape { dtype, n, k })?,
+                    )
+                }
             }
         } else {
             let pairs = pairs::tile_bytes(k).ok_or(PackError::Shape { dtype, n, k })?;
@@ -150,12 +157,8 @@ impl PackedMatrix {
                 _ => return Err(PackError::DType { dtype }),
             }
         };
-        let len = match form {
-            Form::Native { .. } => want,
-            _ => {
-                n.div_ceil(ROWS).checked_mul(tile_bytes).ok_or(PackError::Shape { dtype, n, k })?
-            }
-        };
+        let len =
+            n.div_ceil(ROWS).checked_mul(tile_bytes).ok_or(PackError::Shape { dtype, n, k })?;
         let mut region = memory.region(len)?;
         if n > 0 && k > 0 {
             let out = region.as_mut_slice();
@@ -191,7 +194,7 @@ impl PackedMatrix {
 
     /// Whether products take [`Input::Quantized`].
     pub fn takes_quantized(&self) -> bool {
-        matches!(self.form, Form::Tiles(_) | Form::Native { .. })
+        matches!(self.form, Form::Tiles(_) | Form::Blocks(_))
     }
 
     /// Whether products take [`Input::Pairs`].
@@ -310,8 +313,14 @@ fn fill(
                         Form::Tiles(layout) => {
                             retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
                         }
-                        Form::Native { .. } => {
-                            out.copy_from_slice(&bytes[start..start + len]);
+                        Form::Blocks(_) => {
+                            let block = dtype.layout().bytes;
+                            let blocks = out.chunks_exact_mut(ROWS * block);
+                            for (b, out) in blocks.enumerate() {
+                                for (r, out) in out.chunks_exact_mut(block).enumerate() {
+                                    out.copy_from_slice(&row(r)[b * block..(b + 1) * block]);
+                                }
+                            }
                         }
                         Form::Pairs => {
                             for r in 0..ROWS {

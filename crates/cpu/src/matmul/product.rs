@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicUsize;
 
-use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp};
+use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp, transpose_words};
 use cyb_tensor::{DType, quant};
 
 use super::activations::{ActivationRows, BLOCK, Tables};
@@ -11,7 +11,7 @@ use super::codec::{self, ROWS};
 use super::float::{self, FloatRows};
 use super::kernel::{self, FEW, STRETCH, Scratch, Shape, TOKENS, Target, WIDE_ROWS, Weights};
 use super::output::{Epilogue, Output, Sink};
-use super::pack::{Form, PackedMatrix};
+use super::pack::{Form, PackedMatrix, Unpacker};
 use super::pairs::{self, PairRows};
 use crate::activation::Activation;
 use crate::team::{Chunks, Worker};
@@ -140,7 +140,7 @@ pub unsafe fn matmul(
                 Form::F32 => isa.run(Floats::<float::F32>(part!(x), PhantomData)),
                 Form::F16 => isa.run(Floats::<float::F16>(part!(x), PhantomData)),
                 Form::Bf16 => isa.run(Floats::<float::Bf16>(part!(x), PhantomData)),
-                Form::Tiles(_) | Form::Native { .. } | Form::Pairs => {
+                Form::Tiles(_) | Form::Blocks(_) | Form::Pairs => {
                     unreachable!("weights that take another input")
                 }
             }
@@ -281,9 +281,9 @@ impl SimdOp for Blocks<'_> {
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
         let w = self.0.w;
-        let Form::Native { row_bytes } = w.form else { return };
+        let Form::Blocks(unpack) = w.form else { return };
         // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
-        unsafe { by_stretches(s, &self.0, |tile| NativeTile { w, row_bytes, tile }) };
+        unsafe { by_stretches(s, &self.0, |tile| NativeTile { w, unpack, tile }) };
     }
 }
 
@@ -333,7 +333,7 @@ impl<S: Isa, C: codec::Codec> Weights<S> for Tile<C> {
 /// A tile that is still in the file's blocks.
 struct NativeTile<'a> {
     w: &'a PackedMatrix,
-    row_bytes: usize,
+    unpack: Unpacker,
     tile: usize,
 }
 
@@ -344,46 +344,62 @@ impl<S: Isa> Weights<S> for NativeTile<'_> {
 
     unsafe fn unpack(&self, _s: S, first: usize, blocks: usize, to: Target) {
         // SAFETY: the caller's contract.
-        unsafe { self.unpack_scalar(first, blocks, to) }
+        unsafe { self.unpack_by_fours(first, blocks, to) }
     }
 
-    fn bytes_of(&self, _first: usize, _blocks: usize) -> (*const u8, usize) {
-        (std::ptr::null(), 0)
+    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize) {
+        let bytes = self.blocks(first, blocks);
+        (bytes.as_ptr(), bytes.len())
     }
 }
 
 impl NativeTile<'_> {
+    /// The bytes of `blocks` 32-blocks of all rows, from `first`.
+    fn blocks(&self, first: usize, blocks: usize) -> &[u8] {
+        let layout = self.w.dtype.layout();
+        let bytes = |blocks: usize| blocks * BLOCK / layout.block * ROWS * layout.bytes;
+        let start = self.tile * self.w.tile_bytes + bytes(first);
+        &self.w.region.as_slice()[start..start + bytes(blocks)]
+    }
+
+    /// Four rows at a time, whose codes change places in registers.
+    ///
     /// # Safety
     /// See [`Weights::unpack`].
-    unsafe fn unpack_scalar(&self, first: usize, blocks: usize, to: Target) {
-        let w = self.w;
-        let layout = w.dtype.layout();
-        let (group, mins) = (quant::group_size(w.dtype), quant::has_offsets(w.dtype));
-        let mut unpacked = quant::Codes::new();
-        let rows = ROWS.min(w.n - self.tile * ROWS);
-        for r in 0..ROWS {
-            for b in 0..blocks * BLOCK / layout.block {
-                if r < rows {
-                    let row = (self.tile * ROWS + r) * self.row_bytes;
-                    let at = row + (first * BLOCK / layout.block + b) * layout.bytes;
-                    let block = &w.region.as_slice()[at..at + layout.bytes];
-                    // It is a block of a quantised dtype, so this cannot fail.
-                    let _ = quant::codes(w.dtype, block, &mut unpacked);
-                } else {
-                    unpacked = quant::Codes::new();
+    unsafe fn unpack_by_fours(&self, first: usize, blocks: usize, to: Target) {
+        let dtype = self.w.dtype;
+        let layout = dtype.layout();
+        let (group, mins) = (quant::group_size(dtype), quant::has_offsets(dtype));
+        let mut unpacked: [quant::Codes; 4] = std::array::from_fn(|_| quant::Codes::new());
+        let bytes = self.blocks(first, blocks).chunks_exact(ROWS * layout.bytes);
+        for (b, rows) in bytes.enumerate() {
+            for (four, rows) in rows.chunks_exact(4 * layout.bytes).enumerate() {
+                for (row, unpacked) in rows.chunks_exact(layout.bytes).zip(&mut unpacked) {
+                    (self.unpack)(row, unpacked);
                 }
-                // SAFETY: the target has room for `blocks` 32-blocks.
-                unsafe {
-                    let k = b * layout.block;
-                    let steps = unpacked.codes[..layout.block].as_chunks::<4>().0;
-                    for (i, codes) in steps.iter().enumerate() {
-                        let step = to.codes.add((k / 4 + i) * codec::STEP + 4 * r);
-                        step.cast::<[i8; 4]>().write_unaligned(*codes);
+                let k = b * layout.block;
+                for i in 0..layout.block / 16 {
+                    // SAFETY: blocks are multiples of 16 codes; any byte is one.
+                    let codes = unpacked.each_ref().map(|unpacked| unsafe {
+                        &*unpacked.codes.as_ptr().add(16 * i).cast::<[u8; 16]>()
+                    });
+                    for (piece, turned) in transpose_words(codes).iter().enumerate() {
+                        // SAFETY: the target has room for `blocks` 32-blocks of 16 rows.
+                        unsafe {
+                            let step = to.codes.add((k / 4 + 4 * i + piece) * codec::STEP);
+                            step.add(16 * four).cast::<[u8; 16]>().write_unaligned(*turned);
+                        }
                     }
-                    for g in 0..layout.block / group {
-                        *to.scales.add((k / group + g) * ROWS + r) = unpacked.scales[g];
+                }
+                for g in 0..layout.block / group {
+                    let at = (k / group + g) * ROWS + 4 * four;
+                    // SAFETY: as above.
+                    unsafe {
+                        let scales = unpacked.each_ref().map(|unpacked| unpacked.scales[g]);
+                        to.scales.add(at).cast::<[f32; 4]>().write_unaligned(scales);
                         if mins {
-                            *to.mins.add((k / group + g) * ROWS + r) = unpacked.offsets[g];
+                            let mins = unpacked.each_ref().map(|unpacked| unpacked.offsets[g]);
+                            to.mins.add(at).cast::<[f32; 4]>().write_unaligned(mins);
                         }
                     }
                 }

@@ -36,17 +36,50 @@ const fn unpack<const W: usize, const N: usize>(start: usize, alphabet: &[i8]) -
 }
 
 /// Seven sign bits to eight: the eighth makes the number of minus signs even.
+#[inline(always)]
 pub(super) fn even_signs(bits: u32) -> u8 {
-    let bits = (bits & 127) as u8;
-    bits | ((bits.count_ones() & 1) as u8) << 7
+    EVEN[(bits & 127) as usize]
 }
 
-/// Writes `grid` with the sign of element `j` flipped where bit `j` of `signs` is set.
-#[inline(always)]
-pub(super) fn signed<const W: usize>(grid: &[i8; W], signs: u8, out: &mut [i8]) {
-    for (j, (x, &g)) in out.iter_mut().zip(grid).enumerate() {
-        *x = if signs >> j & 1 == 0 { g } else { -g };
+static EVEN: [u8; 128] = {
+    let mut even = [0; 128];
+    let mut bits = 0u8;
+    while bits < 128 {
+        even[bits as usize] = bits | ((bits.count_ones() & 1) as u8) << 7;
+        bits += 1;
     }
+    even
+};
+
+/// Byte `j` is all ones where bit `j` of the index is set.
+static MASKS: [u64; 256] = {
+    let mut masks = [0; 256];
+    let mut i = 0;
+    while i < 256 * 8 {
+        if (i / 8) >> (i % 8) & 1 == 1 {
+            masks[i / 8] |= 0xff << (i % 8 * 8);
+        }
+        i += 1;
+    }
+    masks
+};
+
+/// Two grid points side by side.
+#[inline(always)]
+pub(super) fn pair(first: [i8; 4], second: [i8; 4]) -> [i8; 8] {
+    let word = |four: [i8; 4]| u64::from(u32::from_le_bytes(bytemuck::cast(four)));
+    bytemuck::cast((word(first) | word(second) << 32).to_le_bytes())
+}
+
+/// Writes `grid`, of whose elements none is 0, with the sign of element `j` flipped where bit `j` of
+/// `signs` is set.
+#[inline(always)]
+pub(super) fn signed(grid: [i8; 8], signs: u8, out: &mut [i8]) {
+    let mask = MASKS[usize::from(signs)];
+    // `!x + 1`, of all at once: it carries into no other byte, since no element is 0.
+    let turned = u64::from_le_bytes(bytemuck::cast(grid)) ^ mask;
+    let turned = turned.wrapping_add(mask & 0x0101_0101_0101_0101);
+    out.copy_from_slice(&bytemuck::cast::<_, [i8; 8]>(turned.to_le_bytes()));
 }
 
 /// Writes eight times `grid`, plus one, or minus one if `down`.

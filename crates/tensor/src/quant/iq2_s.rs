@@ -33,7 +33,7 @@ impl Unpack for Block {
         grids::quarter_scales(self.d, &self.scales, out);
         for (i, out) in out.codes.chunks_exact_mut(8).enumerate() {
             let high = usize::from(self.qh[i / 4] >> (i % 4 * 2) & 3);
-            signed(&grids::IQ2_S[usize::from(self.qs[i]) | high << 8], self.signs[i], out);
+            signed(grids::IQ2_S[usize::from(self.qs[i]) | high << 8], self.signs[i], out);
         }
     }
 }

@@ -29,7 +29,7 @@ impl Unpack for Block {
         grids::quarter_scales(self.d, &self.scales, out);
         for (&q, out) in self.qs.iter().zip(out.codes.chunks_exact_mut(8)) {
             let q = u16::from_le_bytes(q);
-            signed(&grids::IQ2_XS[usize::from(q & 511)], even_signs(u32::from(q >> 9)), out);
+            signed(grids::IQ2_XS[usize::from(q & 511)], even_signs(u32::from(q >> 9)), out);
         }
     }
 }

@@ -31,7 +31,7 @@ impl Unpack for Block {
             let word = u32::from_le_bytes(*word);
             out.scales[g] = d * (0.5 + (word >> 28) as f32) * 0.25;
             for (k, (&q, out)) in grid.iter().zip(out_codes.chunks_exact_mut(8)).enumerate() {
-                signed(&grids::IQ2_XXS[usize::from(q)], even_signs(word >> (7 * k)), out);
+                signed(grids::IQ2_XXS[usize::from(q)], even_signs(word >> (7 * k)), out);
             }
         }
     }

@@ -12,7 +12,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block::{Codes, Half, Unpack};
-use super::grids::{self, signed};
+use super::grids::{self, pair, signed};
 use crate::DType;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -34,10 +34,12 @@ impl Unpack for Block {
         for (g, scale) in out.scales[..8].iter_mut().enumerate() {
             *scale = d * f32::from(1 + 2 * (self.scales[g / 2] >> (g % 2 * 4) & 15));
         }
-        for (i, out) in out.codes.chunks_exact_mut(4).enumerate() {
-            let high = usize::from(self.qh[i / 8] >> (i % 8) & 1);
-            let signs = self.signs[i / 2] >> (i % 2 * 4);
-            signed(&grids::IQ3_S[usize::from(self.qs[i]) | high << 8], signs, out);
+        let qs = self.qs.as_chunks::<2>().0.iter().zip(&self.signs);
+        for (i, ((&[a, b], &signs), out)) in qs.zip(out.codes.chunks_exact_mut(8)).enumerate() {
+            let high = usize::from(self.qh[i / 4]) >> (i % 4 * 2);
+            let first = grids::IQ3_S[usize::from(a) | (high & 1) << 8];
+            let second = grids::IQ3_S[usize::from(b) | (high >> 1 & 1) << 8];
+            signed(pair(first, second), signs, out);
         }
     }
 }

@@ -10,7 +10,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block::{Codes, Half, Unpack};
-use super::grids::{self, even_signs, signed};
+use super::grids::{self, even_signs, pair, signed};
 use crate::DType;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -33,9 +33,8 @@ impl Unpack for Block {
         }
         for (i, (&[a, b], out)) in self.qs.iter().zip(out.codes.chunks_exact_mut(8)).enumerate() {
             let signs = even_signs(words[i / 4] >> (i % 4 * 7));
-            let (first, second) = out.split_at_mut(4);
-            signed(&grids::IQ3_XXS[usize::from(a)], signs, first);
-            signed(&grids::IQ3_XXS[usize::from(b)], signs >> 4, second);
+            let points = [a, b].map(|q| grids::IQ3_XXS[usize::from(q)]);
+            signed(pair(points[0], points[1]), signs, out);
         }
     }
 }
