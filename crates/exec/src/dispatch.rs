@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cyb_ir::{Atom, Builder, Graph, Node, Op, Read, Source, ValueId};
+use cyb_ir::{Atom, Builder, Graph, Node, Op, Read, ValueId};
 use cyb_tensor::byte_len;
 
+use crate::executor::leaf;
 use crate::placement::layer_of;
 use crate::{Backend, Call, ExecError, Executor, PrepareOptions, Symbols};
 
@@ -210,19 +211,7 @@ fn alone(graph: &Graph, node: &Node) -> Result<Graph, ExecError> {
     let mut b = Builder::new();
     let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     for &v in &node.inputs {
-        if map.contains_key(&v) {
-            continue;
-        }
-        let value = graph.value(v);
-        let new = match &value.source {
-            Source::Weight(name, tensor, _) => b.weight(name, tensor.clone()),
-            Source::Const(tensor) => b.constant(tensor.clone()),
-            Source::Iota => b.iota(value.fact.shape[0].clone()),
-            Source::State(name) => b.state(name, value.fact.clone()),
-            Source::Input(name) | Source::Hole(name) => b.input(name, value.fact.clone()),
-            Source::Node(..) => b.input(&v.to_string(), value.fact.clone()),
-        };
-        map.insert(v, new);
+        map.entry(v).or_insert_with(|| leaf(&mut b, graph, v));
     }
     let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v]).collect();
     for (i, v) in b.push(node.op.clone(), &inputs)?.into_iter().enumerate() {

@@ -378,24 +378,12 @@ impl Cuts {
                 if map.contains_key(&v) {
                     continue;
                 }
-                let value = graph.value(v);
-                let new = match &value.source {
-                    Source::Weight(name, tensor, _) => b.weight(name, tensor.clone()),
-                    Source::Const(tensor) => b.constant(tensor.clone()),
-                    Source::Iota => b.iota(value.fact.shape[0].clone()),
-                    Source::State(name) => {
-                        states.push(v);
-                        b.state(name, value.fact.clone())
-                    }
-                    Source::Input(name) | Source::Hole(name) => {
-                        inputs.push(v);
-                        b.input(name, value.fact.clone())
-                    }
-                    Source::Node(..) => {
-                        inputs.push(v);
-                        b.input(&v.to_string(), value.fact.clone())
-                    }
-                };
+                match graph.value(v).source {
+                    Source::Weight(..) | Source::Const(_) | Source::Iota => {}
+                    Source::State(_) => states.push(v),
+                    Source::Input(_) | Source::Hole(_) | Source::Node(..) => inputs.push(v),
+                }
+                let new = leaf(&mut b, graph, v);
                 map.insert(v, new);
             }
             b.set_label(&node.label);
@@ -422,5 +410,19 @@ impl Cuts {
             }
         }
         Ok(Part { graph: b.finish(), inputs, outputs, states })
+    }
+}
+
+/// What a node of a part of `graph` reads, in the part's own graph: as it is, or as an input where
+/// another part computes it.
+pub(crate) fn leaf(b: &mut Builder, graph: &Graph, v: ValueId) -> ValueId {
+    let value = graph.value(v);
+    match &value.source {
+        Source::Weight(name, tensor, _) => b.weight(name, tensor.clone()),
+        Source::Const(tensor) => b.constant(tensor.clone()),
+        Source::Iota => b.iota(value.fact.shape[0].clone()),
+        Source::State(name) => b.state(name, value.fact.clone()),
+        Source::Input(name) | Source::Hole(name) => b.input(name, value.fact.clone()),
+        Source::Node(..) => b.input(&v.to_string(), value.fact.clone()),
     }
 }

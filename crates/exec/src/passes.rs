@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use cyb_interp::evaluate_node;
 use cyb_ir::{
-    Applied, Fact, Graph, IrError, Node, NodeId, Op, Outcome, Patch, Rule, Source, Tap,
-    apply_rules, expand, match_jet, verify,
+    Applied, Atom, Fact, Graph, IrError, Node, NodeId, Op, Outcome, Patch, Read, Rule, Source, Tap,
+    Value, ValueId, apply_rules, expand, match_jet, verify,
 };
 use cyb_jets::JETS;
 use cyb_tensor::Bindings;
@@ -44,7 +44,29 @@ pub fn optimize(
     for rules in fuse::stages(backends) {
         graph = run(graph, &rules, &mut log)?;
     }
+    copy_outputs(&mut graph);
     Ok((graph, log))
+}
+
+/// Makes outputs that are inputs or constants, since passes left nothing between, copies of them.
+fn copy_outputs(graph: &mut Graph) {
+    for i in 0..graph.outputs.len() {
+        let from = graph.outputs[i].1;
+        let value = graph.value(from).clone();
+        if matches!(value.source, Source::Node(..)) {
+            continue;
+        }
+        let (node, copy) = (NodeId(graph.nodes.len() as u32), ValueId(graph.values.len() as u32));
+        graph.nodes.push(Node {
+            op: Op::Atom(Atom::Read(Read::Reshape(value.fact.shape.clone()))),
+            inputs: vec![from],
+            outputs: vec![copy],
+            label: graph.outputs[i].0.clone(),
+            backend_hint: None,
+        });
+        graph.values.push(Value { fact: value.fact, source: Source::Node(node, 0) });
+        graph.outputs[i].1 = copy;
+    }
 }
 
 fn run(graph: Graph, rules: &[Rule<'_>], log: &mut Passes) -> Result<Graph, IrError> {

@@ -298,6 +298,26 @@ fn an_index_outside_is_an_error() {
     running.run().unwrap();
 }
 
+/// Codes that are decoded and encoded alike go through as they are: the output is the input's copy.
+#[test]
+fn codes_that_stay_are_copied() {
+    let mut builder = Builder::new();
+    let x = builder.input("x", Fact::new(DType::I8, [3, 50].map(Into::into)));
+    let mut c = Codes(&mut builder);
+    let y = c.decode(x, 0.5, 3);
+    let y = c.encode(y, 0.5, 3);
+    builder.output("y", y);
+    let graph = builder.finish();
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Arc::new(Team::new(1).unwrap())));
+    let (fused, _) = cyb_exec::optimize(graph.clone(), &[backend], false).unwrap();
+    let ops: Vec<&str> = fused.nodes.iter().map(|node| node.op.name()).collect();
+    assert_eq!(ops, ["read"]);
+    let bytes: Vec<u8> = (0..150).map(|i| (i * 7 % 256) as u8).collect();
+    let bytes = Bytes::owned(AlignedBytes::from_slice(&bytes));
+    let t = Tensor::new(DType::I8, vec![3, 50], bytes).unwrap();
+    check(graph, &[("x".to_owned(), t)], AnyIsa::best(), 2, true);
+}
+
 /// Codes of all values, and floats between them, as quantizers write it.
 struct Codes<'b>(&'b mut Builder);
 

@@ -172,6 +172,11 @@ impl Sizes {
     }
 }
 
+fn zeros(c: &mut Context<'_>, dtype: DType, dims: &[usize]) -> Made {
+    let zero = c.b.scalar(dtype, 0.0)?;
+    c.broadcast(zero, dims)
+}
+
 /// Fails unless a value has these dimensions.
 fn expect(c: &Context<'_>, v: ValueId, what: &str, dims: &[usize]) -> Result<(), OpError> {
     let got = c.dims(v)?;
@@ -220,22 +225,23 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
         if reset_late {
             hidden_bias = Some(c.b.slice(second, 1, 2 * hidden, hidden)?);
             let open = c.b.slice(second, 1, 0, 2 * hidden)?;
-            let none =
-                c.numbers(dtype, vec![directions, hidden], &vec![0.0; directions * hidden])?;
+            let none = zeros(c, dtype, &[directions, hidden])?;
             second = c.b.concat(&[open, none], 1)?;
         }
         let sum = c.b.add(first, second)?;
         input_bias = Some(c.reshape(sum, &[directions * gates])?);
     }
-    let flat = c.reshape(source, &[steps * batch, width])?;
+    let Some(lines) = steps.checked_mul(batch) else {
+        return bad(format!("{steps} steps of {batch} sequences are too many"));
+    };
+    let flat = c.reshape(source, &[lines, width])?;
     let w = reshaped(c, w, &[directions * gates, width])?;
     let all = linear(c, flat, w, input_bias)?;
     let all = c.reshape(all, &[steps, batch, directions, gates])?;
 
     let state = |c: &mut Context<'_>, v: Option<X>, what: &str| -> Made {
         let Some(v) = v else {
-            let zeros = vec![0.0; directions * batch * hidden];
-            return c.numbers(dtype, vec![directions, batch, hidden], &zeros);
+            return zeros(c, dtype, &[directions, batch, hidden]);
         };
         let mut v = c.cast(v.id, dtype)?;
         if batch_first && c.rank(v) == 3 {
@@ -271,10 +277,7 @@ fn recurrent(c: &mut Context<'_>, kind: Kind) -> Outputs {
         attrs = attrs.with("linear_before_reset", true);
         inputs.push(match hidden_bias {
             Some(bias) => bias,
-            None => {
-                let zeros = vec![0.0; directions * hidden];
-                c.numbers(dtype, vec![directions, hidden], &zeros)?
-            }
+            None => zeros(c, dtype, &[directions, hidden])?,
         });
     }
     if let Some(lengths) = lengths {

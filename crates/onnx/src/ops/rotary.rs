@@ -45,7 +45,7 @@ fn row_of(
 ) -> Option<Vec<Element>> {
     let dims = c.dims(v).ok()?;
     let row = dims.strip_prefix(lead)?;
-    let len: usize = row.iter().product();
+    let len = row.iter().try_fold(1, |len: usize, &n| len.checked_mul(n))?;
     if len > WIDEST {
         return None;
     }
@@ -274,7 +274,7 @@ fn whole(c: &Context<'_>, x: [ValueId; 2]) -> Option<(ValueId, &'static str)> {
     let dims = c.dims(x[0]).ok()?;
     let (&half, lead) = dims.split_last()?;
     let mut all = lead.to_vec();
-    all.push(2 * half);
+    all.push(half.saturating_mul(2));
     let mut v = x[0];
     for _ in 0..FARTHEST {
         let node = c.b.graph().producer(v)?;
@@ -383,7 +383,7 @@ pub(super) fn rotate(
     interleaved: bool,
 ) -> Made {
     let (d, half) = (c.dims(x)?[3], c.dims(cos)?[3]);
-    let turned = 2 * half;
+    let turned = half.saturating_mul(2);
     if turned > d {
         return bad(format!("{half} angles are too many for heads of {d}"));
     }
