@@ -67,7 +67,7 @@ pub use load::{LoadOptions, Purpose};
 pub use memory::{MachineMemory, ModelMemory};
 pub use metrics::{Metrics, OpTime};
 pub use model::{Model, ModelId};
-pub use onnx::{ForwardBench, OnnxModel};
+pub use onnx::{ForwardBench, OnnxModel, SampleInputs};
 pub use package::{Finding, Package};
 pub use perplexity::Perplexity;
 pub use pictures::{PICTURE_INPUTS, PICTURE_OUTPUTS};

@@ -1,6 +1,6 @@
 //! ONNX graphs: any model as a function of named tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -137,6 +137,17 @@ impl OnnxModel {
     }
 }
 
+/// Sizes that are tried for dimensions that nobody gives: pictures and sounds must not be too small.
+const ASSUMED: [usize; 3] = [1, 64, 512];
+
+/// Made-up inputs.
+#[derive(Clone, Debug)]
+pub struct SampleInputs {
+    pub inputs: IndexMap<String, Tensor>,
+    /// Sizes of named dimensions that nobody gave.
+    pub assumed: BTreeMap<String, usize>,
+}
+
 /// How fast an ONNX model runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForwardBench {
@@ -151,16 +162,46 @@ pub struct ForwardBench {
 }
 
 impl OnnxModel {
-    /// Inputs of the declared shapes: floats from 0 to 1 (0 where
-    /// they have 16 bits or fewer), integers and truths 1. A dimension
-    /// without a number is looked up by its name in `dims`, and 1 where it is not there.
+    /// Inputs of the declared shapes that the model can be prepared for, as it then is. Sizes come from
+    /// `dims` by name; others are 1 where they count the first axis of an input, and elsewhere the first
+    /// of a few sizes that fits.
     ///
     /// # Errors
-    /// An input is no tensor of numbers, or has no declared shape.
-    pub fn sample_inputs(
+    /// An input is no tensor of numbers, or has no declared shape; or no size fits.
+    pub fn sample_inputs(&self, dims: &BTreeMap<String, usize>) -> Result<SampleInputs, Error> {
+        let mut failures = Vec::new();
+        for size in ASSUMED {
+            let mut assumed = BTreeMap::new();
+            let inputs = self.inputs_of_size(dims, size, &mut assumed)?;
+            match self.prepare(&inputs) {
+                Ok(()) => return Ok(SampleInputs { inputs, assumed }),
+                Err(failure) => failures.push((failure, assumed)),
+            }
+        }
+        let (failure, assumed) = failures.swap_remove(0);
+        if assumed.is_empty() {
+            return Err(failure);
+        }
+        let names: Vec<String> = assumed.into_keys().collect();
+        let names = names.join(", ");
+        let why = format!("{failure}; no size assumed for {names} fits, give it with --dim NAME=N");
+        Err(Error::Value { what: "dim", why })
+    }
+
+    /// Inputs of the declared shapes: floats from 0 to 1 (0 where they have 16 bits or fewer), integers
+    /// and truths 1.
+    fn inputs_of_size(
         &self,
         dims: &BTreeMap<String, usize>,
+        size: usize,
+        assumed: &mut BTreeMap<String, usize>,
     ) -> Result<IndexMap<String, Tensor>, Error> {
+        // The first axis counts what the model is given at once.
+        let first_of = |port: &Port| match port.shape.as_deref() {
+            Some([Dimension::Symbol(name), _, ..]) => Some(name.clone()),
+            _ => None,
+        };
+        let batches: BTreeSet<String> = self.inputs().iter().filter_map(first_of).collect();
         let mut inputs = IndexMap::new();
         for port in self.inputs() {
             let fail = |why: &str| Error::Value {
@@ -170,10 +211,15 @@ impl OnnxModel {
             let shape = port.shape.as_ref().ok_or_else(|| fail("has no declared shape"))?;
             let shape: Vec<usize> = shape
                 .iter()
-                .map(|dim| match dim {
+                .enumerate()
+                .map(|(axis, dim)| match dim {
                     Dimension::Known(n) => *n,
-                    Dimension::Symbol(name) => dims.get(name).copied().unwrap_or(1),
-                    Dimension::Unknown => 1,
+                    Dimension::Symbol(name) => dims.get(name).copied().unwrap_or_else(|| {
+                        let size = if batches.contains(name) { 1 } else { size };
+                        *assumed.entry(name.clone()).or_insert(size)
+                    }),
+                    Dimension::Unknown if axis == 0 => 1,
+                    Dimension::Unknown => size,
                 })
                 .collect();
             let storage = port.elem.and_then(Elem::storage);

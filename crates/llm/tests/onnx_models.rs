@@ -72,3 +72,24 @@ fn yolo_detector() {
 fn piper_voice() {
     compare("piper", "en_US-joe-medium", Some("en_US-joe-medium.onnx"));
 }
+
+/// Without inputs, sizes are found that a model can be prepared for.
+#[test]
+fn sizes_that_nobody_gives() {
+    let runtime = Runtime::new(Config { threads: Some(2), ..Config::auto() });
+    let runtime = runtime.expect("a runtime starts");
+    let assumed = |model: &str, file: Option<&str>, given: &[(&str, usize)]| {
+        let mut path = cyb_zoo::path(model).expect("the model can be fetched");
+        path.extend(file);
+        let model = runtime.load_onnx(path.to_str().expect("the path is text"));
+        let dims = given.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
+        model.expect("the model loads").sample_inputs(&dims).ok().map(|sample| sample.assumed)
+    };
+    let detector = assumed("320n.onnx", None, &[]).expect("a size fits");
+    assert!(detector.iter().all(|(name, &n)| n == if name == "batch" { 1 } else { 64 }));
+    assert!(!detector.is_empty());
+    let voice = assumed("silero-vad", Some("silero_vad_16k_op15.onnx"), &[]);
+    assert_eq!(voice.expect("a size fits").values().max(), Some(&512));
+    let small: Vec<(&str, usize)> = detector.keys().map(|name| (name.as_str(), 7)).collect();
+    assert!(assumed("320n.onnx", None, &small).is_none());
+}

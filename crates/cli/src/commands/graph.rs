@@ -1,19 +1,14 @@
 //! `models info MODEL.onnx --graph`: the graph of the file, the steps it becomes, and why.
 
-use cyb_llm::{IndexMap, OnnxModel, Tensor};
+use cyb_llm::OnnxModel;
 use serde_json::json;
 
 use crate::args::Common;
 use crate::failure::Failure;
 use crate::output;
 
-/// Prepares the model for these inputs, without running it, and shows what came of it.
-pub(super) fn show(
-    common: &Common,
-    model: &OnnxModel,
-    inputs: &IndexMap<String, Tensor>,
-) -> Result<(), Failure> {
-    model.prepare(inputs)?;
+/// Shows what came of a model that has been prepared.
+pub(super) fn show(common: &Common, model: &OnnxModel) -> Result<(), Failure> {
     let (nodes, steps, notes) = (&model.model().graph.nodes, model.steps(), model.notes());
     if common.json {
         return output::json(&json!({

@@ -24,14 +24,19 @@ mod template;
 mod tokenize;
 mod verify;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::Subcommand;
 use cyb_llm::media::Image;
-use cyb_llm::{LoadOptions, Message, Model, Package, Purpose, Runtime};
+use cyb_llm::{
+    IndexMap, LoadOptions, Message, Model, OnnxModel, Package, Purpose, Runtime, SampleInputs,
+    Tensor,
+};
 
 use crate::args::{Arguments, Common, ModelArgument};
 use crate::failure::Failure;
+use crate::output;
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -159,8 +164,21 @@ impl Progress {
     }
 }
 
+/// Inputs of the declared shapes; sizes that were assumed are said on stderr.
+fn sample_inputs(
+    model: &OnnxModel,
+    dims: &BTreeMap<String, usize>,
+) -> Result<IndexMap<String, Tensor>, Failure> {
+    let SampleInputs { inputs, assumed } = model.sample_inputs(dims)?;
+    if !assumed.is_empty() {
+        let sizes: Vec<String> = assumed.iter().map(|(name, n)| format!("{name}={n}")).collect();
+        output::note(format_args!("assumed --dim {}", sizes.join(" --dim ")));
+    }
+    Ok(inputs)
+}
+
 /// `NAME=N` each.
-fn dims(given: &[String]) -> Result<std::collections::BTreeMap<String, usize>, Failure> {
+fn dims(given: &[String]) -> Result<BTreeMap<String, usize>, Failure> {
     let each = given.iter().map(|text| {
         let parts = text.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
         let (name, n) =

@@ -35,7 +35,7 @@ enum Command {
         /// For an ONNX model: its graph, the steps it becomes, and which layers were recognized
         #[arg(long)]
         graph: bool,
-        /// For --graph: the size of a named dimension, otherwise 1
+        /// For --graph: the size of a named dimension [default: one that fits]
         #[arg(long, value_name = "NAME=N", requires = "graph")]
         dim: Vec<String>,
     },
@@ -84,7 +84,10 @@ fn info(
     if runtime.is_onnx(model)? {
         let model = runtime.load_onnx(model)?;
         return match graph {
-            Some(dims) => super::graph::show(common, &model, &model.sample_inputs(&dims)?),
+            Some(dims) => {
+                super::sample_inputs(&model, &dims)?;
+                super::graph::show(common, &model)
+            }
             None => onnx_info(common, &model),
         };
     }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{Arguments, peer, row, spread, times};
 use crate::args::Common;
-use crate::commands::{Progress, dims};
+use crate::commands::{Progress, dims, sample_inputs};
 use crate::failure::Failure;
 use crate::output;
 
@@ -26,7 +26,7 @@ pub(super) fn run(
     let model = runtime.load_onnx(name)?;
     let inputs = match &arguments.inputs {
         Some(path) => npz::read(path).map_err(cyb_llm::Error::from)?,
-        None => model.sample_inputs(&dims(&arguments.dim)?)?,
+        None => sample_inputs(&model, &dims(&arguments.dim)?)?,
     };
     let progress = Progress::new("run");
     let result =

@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// For an ONNX model: a NumPy archive with its inputs [default: made up]
     #[arg(long, value_name = "IN.npz", conflicts_with = "synthetic")]
     inputs: Option<std::path::PathBuf>,
-    /// For an ONNX model: the size of a named dimension of made-up inputs, otherwise 1
+    /// For an ONNX model: the size of a named dimension of made-up inputs [default: one that fits]
     #[arg(long, value_name = "NAME=N", conflicts_with = "inputs")]
     dim: Vec<String>,
     /// Measure llama.cpp, ONNX Runtime, or PyTorch for an encoder, on the same file too, and print
