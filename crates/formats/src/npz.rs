@@ -81,6 +81,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<IndexMap<String, Tensor>, NpzError> {
         }
         let tensor = read_array(name, &mut entry, stated)?;
         let (name, tensor) = retype(name, tensor);
+        check_name(&name)?;
         if out.insert(name.clone(), tensor).is_some() {
             return Err(NpzError::Duplicate(name));
         }
@@ -153,13 +154,18 @@ fn stored(name: &str, dtype: DType) -> Option<(String, DType)> {
     }
 }
 
+/// Names are paths in a zip, at most 65535 bytes long.
+fn check_name(name: &str) -> Result<(), NpzError> {
+    if name.is_empty() || name.contains('\0') || name.len() > 60_000 {
+        return Err(NpzError::Name(name.to_owned()));
+    }
+    Ok(())
+}
+
 fn check(tensors: &[(&str, &Tensor)]) -> Result<(), NpzError> {
     let mut names = std::collections::HashSet::new();
     for (name, tensor) in tensors {
-        // Names are paths in a zip, at most 65535 bytes long.
-        if name.is_empty() || name.contains('\0') || name.len() > 60_000 {
-            return Err(NpzError::Name((*name).to_owned()));
-        }
+        check_name(name)?;
         let dtype = tensor.dtype();
         let Some((stored_name, _)) = stored(name, dtype) else {
             return Err(NpzError::Unwritable { name: (*name).to_owned(), dtype });

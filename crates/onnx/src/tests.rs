@@ -402,3 +402,24 @@ fn spelled_out_layers_become_jets() {
     let want = g / (1.0 + (-g).exp());
     assert!((f64::from(y["y"].to_f32_vec().unwrap()[3]) - want).abs() < 1e-4);
 }
+
+/// Sizes of which one is 0 hide others that multiply beyond what memory has.
+#[test]
+fn sizes_that_are_too_large_are_refused() {
+    let huge = constant(Elem::I64, ints(&[3], &[0, 1 << 40, 1 << 40]));
+    let nodes = vec![
+        node("Constant", &[], "shape", &[("value", huge)]),
+        node("Reshape", &["x", "shape"], "y", &[("allowzero", Attribute::Int(1))]),
+    ];
+    let x = floats(&[0, 4], &[]);
+    let error = try_run(model(14, nodes, vec![any("x", Elem::F32, 2)], &["y"]), &[("x", x)]);
+    assert!(error.unwrap_err().to_string().contains("takes more than"));
+    let size = constant(Elem::I64, ints(&[3], &[1, 1, 1 << 40]));
+    let nodes = vec![
+        node("Constant", &[], "size", &[("value", size)]),
+        node("Resize", &["x", "", "", "size"], "y", &[("mode", Attribute::Str(b"cubic".to_vec()))]),
+    ];
+    let x = floats(&[1, 1, 4], &[0.0; 4]);
+    let error = try_run(model(19, nodes, vec![any("x", Elem::F32, 3)], &["y"]), &[("x", x)]);
+    assert!(error.unwrap_err().to_string().contains("too large"));
+}

@@ -51,12 +51,19 @@ pub(super) fn apply(
     Ok(outputs)
 }
 
+/// Whether sizes multiply without overflow, whichever of them are multiplied: an axis of length 0 hides
+/// no others.
+pub(super) fn multiplies(dims: &[usize]) -> bool {
+    let most = isize::MAX as usize;
+    dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))).is_some_and(|n| n <= most)
+}
+
 /// Elements of a value of known shape that is not too large.
 fn checked_size(fact: &Fact) -> Result<usize, OpError> {
     let dims: Option<Vec<usize>> = fact.shape.iter().map(Dim::known).collect();
     let Some(dims) = dims else { return bad(format!("its result {fact} has a negative size")) };
     match byte_len(fact.dtype, &dims) {
-        Ok(n) if n <= LARGEST_VALUE => Ok(dims.iter().product()),
+        Ok(n) if n <= LARGEST_VALUE && multiplies(&dims) => Ok(dims.iter().product()),
         _ => bad(format!("its result {fact} takes more than {LARGEST_VALUE} bytes")),
     }
 }

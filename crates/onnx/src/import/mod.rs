@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use cyb_formats::onnx::{Attribute, Elem, Graph as OnnxGraph, Model, Node};
 use cyb_ir::{Builder, Fact, Graph, ValueId};
-use cyb_tensor::Tensor;
+use cyb_tensor::{Dim, Tensor};
 
-use self::apply::apply;
+use self::apply::{apply, multiplies};
 use self::registers::{Waiting, finish};
 use crate::context::{Note, Placed, Refs};
 use crate::error::{HostCall, OnnxError, OpError, bad};
@@ -128,6 +128,12 @@ impl Import {
 
     /// Walks on until the end or until a number is needed. `facts` are those of the registers.
     pub(crate) fn stage(mut self, facts: &[Fact]) -> Result<Stage, OnnxError> {
+        for fact in facts {
+            let dims: Option<Vec<usize>> = fact.shape.iter().map(Dim::known).collect();
+            if !dims.is_some_and(|dims| multiplies(&dims)) {
+                return Err(OnnxError::Run(format!("a value of {fact} is too large")));
+            }
+        }
         let mut build = Build {
             b: Builder::new(),
             placed: Placed::default(),
@@ -186,6 +192,9 @@ impl Import {
                 Val::None
             } else {
                 match lookup(&self.frames, name) {
+                    Some(Val::Known { tensor, .. }) if !multiplies(tensor.shape()) => {
+                        return bad(format!("{name:?} of {:?} is too large", tensor.shape()));
+                    }
                     Some(val) => val,
                     None => return bad(format!("reads {name:?}, which nothing makes")),
                 }

@@ -9,6 +9,9 @@ use super::shape::sizes;
 use crate::context::{Context, Made, Outputs};
 use crate::error::{OpError, bad};
 
+/// Bytes of the largest result, if its numbers took 8 bytes.
+const LARGEST: usize = 1 << 35;
+
 pub(super) static ROWS: Rows = &[("Resize", resize), ("Upsample", upsample)];
 
 #[derive(Clone, Debug)]
@@ -257,7 +260,12 @@ fn along(
     region: Option<(f64, f64)>,
     options: &Options,
 ) -> Made {
-    let n = c.dims(x)?[axis];
+    let mut dims = c.dims(x)?;
+    let n = std::mem::replace(&mut dims[axis], out);
+    // Before a table of all its places is made.
+    if cyb_tensor::byte_len(DType::F64, &dims).map_or(true, |len| len > LARGEST) {
+        return bad(format!("its result {dims:?} is too large"));
+    }
     let crops = options.coordinates == "tf_crop_and_resize";
     if out == n && scale == 1.0 && !crops {
         return Ok(x);

@@ -150,14 +150,16 @@ fn reshape(c: &mut Context<'_>) -> Outputs {
         });
     }
     let have: usize = from.iter().product();
+    let Some(rest) = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) else {
+        return bad(format!("shape {to:?} is too large"));
+    };
     if let Some(i) = free {
-        let rest: usize = dims.iter().product();
         if rest == 0 || !have.is_multiple_of(rest) {
             return bad(format!("{from:?} does not fill shape {to:?}"));
         }
         dims[i] = have / rest;
     }
-    if dims.iter().product::<usize>() != have {
+    if free.is_none() && rest != have {
         return bad(format!(
             "{from:?} does not fill shape {to:?}; if that shape holds a batch or length that was \
              fixed by the export, export the model with dynamic axes"
@@ -250,7 +252,9 @@ fn tile(c: &mut Context<'_>) -> Outputs {
         now[axis] = repeats[axis];
         y = c.broadcast(y, &now)?;
         let merged = now.remove(axis);
-        now[axis] *= merged;
+        now[axis] = now[axis]
+            .checked_mul(merged)
+            .ok_or_else(|| OpError::Bad(format!("{merged} repeats are too many")))?;
         y = c.reshape(y, &now)?;
     }
     c.one(y, x.elem)
