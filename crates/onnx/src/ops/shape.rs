@@ -395,6 +395,10 @@ fn pad(c: &mut Context<'_>) -> Outputs {
     if pads.len() != 2 * axes.len() {
         return bad(format!("{} pads do not fit {} axes", pads.len(), axes.len()));
     }
+    // Such numbers can be added and negated.
+    if let Some(pad) = pads.iter().find(|pad| pad.unsigned_abs() > 1 << 48) {
+        return bad(format!("a pad of {pad} is too large"));
+    }
     let mode = c.text("mode", "constant")?;
     let mut y = x.id;
     for (i, &axis) in axes.iter().enumerate() {
