@@ -450,9 +450,10 @@ fn matrix(
     };
     let splits =
         if plain && device.gpu.is_hopper() { splits(packed.tiles, packed.chunks) } else { 1 };
-    // More than a third of the shared memory: a multiprocessor has two blocks and no room for one of
-    // the next kernel, which would take turns with them and leave others two of its own later.
-    let third = device.gpu.block_shared.div_ceil(3);
+    // Where kernels overlap, more than a third of the shared memory: a multiprocessor has two blocks and
+    // no room for one of the next kernel, which would take turns with them and leave others two of its
+    // own later.
+    let third = if device.overlaps() { device.gpu.block_shared.div_ceil(3) } else { 0 };
     let alone = (ring + kind.row_bytes(packed.chunks.div_ceil(splits))).max(third);
     let one = match alone <= device.gpu.block_shared {
         false => None,

@@ -167,8 +167,21 @@ impl OnnxModel {
     /// of a few sizes that fits.
     ///
     /// # Errors
-    /// An input is no tensor of numbers, or has no declared shape; or no size fits.
+    /// An input is no tensor of numbers, or has no declared shape; `dims` names a dimension that no
+    /// input has; or no size fits.
     pub fn sample_inputs(&self, dims: &BTreeMap<String, usize>) -> Result<SampleInputs, Error> {
+        let shapes = self.inputs().iter().filter_map(|port| port.shape.as_ref());
+        let name = |dim: &Dimension| match dim {
+            Dimension::Symbol(name) => Some(name.clone()),
+            _ => None,
+        };
+        let named: BTreeSet<String> = shapes.flatten().filter_map(name).collect();
+        if let Some(unknown) = dims.keys().find(|&name| !named.contains(name)) {
+            let named = named.into_iter().collect::<Vec<_>>().join(", ");
+            let named = if named.is_empty() { "none".to_owned() } else { named };
+            let why = format!("no input has a dimension {unknown:?}; the named ones are: {named}");
+            return Err(Error::Value { what: "dim", why });
+        }
         let mut failures = Vec::new();
         for size in ASSUMED {
             let mut assumed = BTreeMap::new();

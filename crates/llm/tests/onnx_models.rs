@@ -92,4 +92,5 @@ fn sizes_that_nobody_gives() {
     assert_eq!(voice.expect("a size fits").values().max(), Some(&512));
     let small: Vec<(&str, usize)> = detector.keys().map(|name| (name.as_str(), 7)).collect();
     assert!(assumed("320n.onnx", None, &small).is_none());
+    assert!(assumed("320n.onnx", None, &[("heigth", 64)]).is_none(), "there is no such dimension");
 }
