@@ -23,8 +23,18 @@ const UNIT_BLOCKS: usize = 32;
 const TINY: f32 = 1e-30;
 
 /// Offset and group length (32 or 16) of every table of `-offset * sum(q)`.
-const OFFSETS: [(i32, usize); 8] =
-    [(1, 32), (8, 32), (12, 32), (16, 32), (128, 32), (4, 16), (32, 16), (128, 16)];
+const OFFSETS: [(i32, usize); 10] = [
+    (1, 32),
+    (8, 32),
+    (12, 32),
+    (15, 32),
+    (16, 32),
+    (128, 32),
+    (4, 16),
+    (12, 16),
+    (32, 16),
+    (128, 16),
+];
 
 /// Index in [`OFFSETS`] of an offset and group, `None` for offset 0.
 pub(super) const fn offset_table(offset: i32, group: usize) -> Option<usize> {
@@ -41,11 +51,11 @@ pub(super) const fn offset_table(offset: i32, group: usize) -> Option<usize> {
 
 /// Which tables a product reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tables(u8);
+pub struct Tables(u16);
 
 impl Tables {
     pub const NONE: Tables = Tables(0);
-    pub const ALL: Tables = Tables(u8::MAX);
+    pub const ALL: Tables = Tables(u16::MAX);
 
     pub(super) const fn of(table: Option<usize>) -> Tables {
         match table {
@@ -263,11 +273,6 @@ impl<'a> ActivationRows<'a> {
 
     pub(super) fn blocks(&self) -> usize {
         self.blocks
-    }
-
-    /// Rows that lie interleaved: 1 or [`INTERLEAVE`].
-    pub(super) fn interleave(&self) -> usize {
-        self.interleave
     }
 
     /// The group of interleaved rows that begins at `row`, from `block` on, with the sums for

@@ -132,6 +132,43 @@ unsafe fn crumbs<S: Isa>(
     field(s, v, j % 4 * 2, 2, to)
 }
 
+/// Step `g` of a block of 2-bit codes with a bit on top: for four blocks twelve steps, the bits of the
+/// first, the codes of all, the bits of the others.
+#[inline(always)]
+unsafe fn crumbs_and_bits<S: Isa>(
+    s: S,
+    plane: *const u8,
+    block: usize,
+    j: usize,
+    g: usize,
+) -> S::B {
+    // SAFETY: the caller's contract: the block is inside the plane.
+    unsafe {
+        let plane = plane.add((block - j % 4) * 3 * STEP);
+        let bits = s.load_b(plane.add(BITS_OF_Q3[j % 4] * STEP));
+        s.or_b(crumbs(s, plane.add(STEP), j % 4, j, g, 0), field(s, bits, g, 1, 2))
+    }
+}
+
+/// Four bits of each of 16 bytes as floats, the low or the high ones.
+#[inline(always)]
+unsafe fn half_bytes<S: Isa>(s: S, p: *const u8, high: bool) -> S::F {
+    // SAFETY: the caller's contract: 16 bytes are readable.
+    let both = unsafe { s.load_u8(p) };
+    s.to_float(if high { s.sar_i(both, 4) } else { s.and_i(both, s.splat_i(15)) })
+}
+
+/// Half of 16 E4M3 floats without a sign.
+#[inline(always)]
+unsafe fn half_e4m3<S: Isa>(s: S, p: *const u8) -> S::F {
+    // SAFETY: the caller's contract: 16 bytes are readable.
+    let bits = s.shl_i(unsafe { s.load_u8(p) }, 20);
+    let v = s.float_bits(s.add_i(bits, s.splat_i((127 - 8) << 23)));
+    // Without an exponent there is no one before the point: `1 + m/8` counts as twice `m/16`.
+    let smallest = s.splat(1.0 / 128.0);
+    s.select_gt(smallest, v, s.sub(s.add(v, v), smallest), v)
+}
+
 /// Where the planes of a span lie: (bytes a 32-block, for each plane), in order.
 macro_rules! planes {
     ($name:ident, span $span:literal { $($plane:ident: $bytes:expr),+ }) => {
@@ -214,9 +251,21 @@ planes!(Q5K, span 8 {
 planes!(Q6K, span 8 { d: HALVES, scales: 16 * ROWS, codes: 48 * STEP });
 planes!(Iq4Xs, span 8 { d: HALVES, scales: 8 * ROWS, codes: 32 * STEP });
 planes!(Tq2_0, span 8 { d: HALVES, codes: 16 * STEP });
+planes!(Q1_0, span 8 { d: 2 * HALVES, codes: 8 * STEP });
+planes!(Q2_0, span 4 { d: 4 * HALVES, codes: 16 * STEP });
+planes!(Q8K, span 8 { d: 4 * ROWS, codes: 64 * STEP });
+planes!(Nvfp4, span 2 { scales: 16 * ROWS, codes: 32 * STEP });
+planes!(Iq1S, span 8 { d: HALVES, scales: 8 * ROWS, codes: 16 * STEP });
+planes!(Iq1M, span 8 { d: HALVES, scales: 8 * ROWS, codes: 20 * STEP });
+planes!(Iq2Xxs, span 8 { d: HALVES, scales: 8 * ROWS, codes: 24 * STEP });
+planes!(Iq2S, span 8 { d: HALVES, scales: 8 * ROWS, codes: 24 * STEP });
+planes!(Iq3Xxs, span 8 { d: HALVES, scales: 8 * ROWS, codes: 32 * STEP });
+planes!(Iq3S, span 8 { d: HALVES, scales: 8 * ROWS, codes: 32 * STEP });
 
-/// The step of bits of each of four blocks of `Q3_K`.
+/// The step of bits of each of four blocks of `Q3_K` and the `IQ2` formats.
 pub(super) const BITS_OF_Q3: [usize; 4] = [0, 9, 10, 11];
+/// The step of bits of each of four blocks of `IQ1_M`.
+pub(super) const BITS_OF_IQ1: [usize; 4] = [0, 0, 9, 9];
 /// The first of the two steps of bits of each of four blocks of `Q6_K`.
 pub(super) const BITS_OF_Q6: [usize; 4] = [0, 10, 20, 22];
 
@@ -225,6 +274,12 @@ const NONLINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values of `MXFP4` codes, plus 12.
 const FP4: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+/// Eight times -1, 0 and 1, shifted up by one, and, from 4 on, down.
+const EIGHTHS: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The magnitudes of the `IQ2` formats, and, from 4 on, the same with a minus.
+const IQ2: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The magnitudes of `IQ3_XXS`, and, from 8 on, the same with a minus.
+const IQ3: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
 
 macro_rules! codec {
     (
@@ -341,24 +396,15 @@ codec! {
     head(s, self): (S::F, S::F) =
         (halves(s, self.d), s.neg(halves(s, self.dmin)));
     codes(self, block, j, g) = crumbs(s, self.codes, block, j, g, 0);
-    scale(self, h, block, half) = {
-        let both = s.load_u8(self.scales.add((2 * block + half) * ROWS));
-        s.mul(h.0, s.to_float(s.and_i(both, s.splat_i(15))))
-    };
-    min(self, h, block, half) = {
-        let both = s.load_u8(self.scales.add((2 * block + half) * ROWS));
-        s.mul(h.1, s.to_float(s.sar_i(both, 4)))
-    };
+    scale(self, h, block, half) =
+        s.mul(h.0, half_bytes(s, self.scales.add((2 * block + half) * ROWS), false));
+    min(self, h, block, half) =
+        s.mul(h.1, half_bytes(s, self.scales.add((2 * block + half) * ROWS), true));
 }
 codec! {
     Q3K, group 16, max 7, offset 4, split true, unroll 4;
     head(s, self): (S::F) = (halves(s, self.d),);
-    codes(self, block, j, g) = {
-        // Four blocks: the bits of the first, the codes of all, the bits of the others.
-        let plane = self.codes.add((block - j % 4) * 3 * STEP);
-        let bits = s.load_b(plane.add(BITS_OF_Q3[j % 4] * STEP));
-        s.or_b(crumbs(s, plane.add(STEP), j % 4, j, g, 0), field(s, bits, g, 1, 2))
-    };
+    codes(self, block, j, g) = crumbs_and_bits(s, self.codes, block, j, g);
     scale(self, h, block, half) =
         s.mul(h.0, signed_bytes(s, self.scales.add((2 * block + half) * ROWS)));
 }
@@ -408,6 +454,92 @@ codec! {
     head(s, self): (S::F) = (halves(s, self.d),);
     codes(self, block, j, g) = crumbs(s, self.codes, block, j, g, 0);
     scale(self, h, block, half) = h.0;
+}
+codec! {
+    Q1_0, group 32, max 2, offset 1;
+    head(s, self): () = ();
+    codes(self, block, j, g) = field(s, s.load_b(self.codes.add(block * STEP)), g, 1, 1);
+    scale(self, h, block, half) = halves(s, self.d.add(block / 4 * HALVES));
+}
+codec! {
+    Q2_0, group 32, max 3, offset 1;
+    head(s, self): () = ();
+    codes(self, block, j, g) =
+        field(s, s.load_b(self.codes.add((2 * block + g / 4) * STEP)), g % 4 * 2, 2, 0);
+    scale(self, h, block, half) = halves(s, self.d.add(block / 2 * HALVES));
+}
+codec! {
+    Q8K, group 32, max 127, offset 0, signed true;
+    head(s, self): (S::F) = (s.load(self.d.cast()),);
+    codes(self, block, j, g) = s.load_b(self.codes.add((block * 8 + g) * STEP));
+    scale(self, h, block, half) = h.0;
+}
+codec! {
+    Nvfp4, group 16, max 24, offset 12;
+    head(s, self): () = ();
+    codes(self, block, j, g) = {
+        // Sixteen elements in eight bytes: element `k` low and `k + 8` high.
+        let v = s.load_b(self.codes.add((block * 4 + g / 4 * 2 + g % 2) * STEP));
+        s.lookup_b(&FP4, field(s, v, g % 4 / 2 * 4, 4, 0))
+    };
+    scale(self, h, block, half) = half_e4m3(s, self.scales.add((2 * block + half) * ROWS));
+}
+codec! {
+    // Codes are -1, 0 and 1, plus one, in units of eight eighths; the shift is part of the minimum.
+    Iq1S, group 32, max 3, offset 0, unroll 4;
+    head(s, self): (S::F) = (halves(s, self.d),);
+    codes(self, block, j, g) = crumbs(s, self.codes, block, j, g, 0);
+    scale(self, h, block, half) =
+        s.mul(h.0, s.abs(signed_bytes(s, self.scales.add(block * ROWS))));
+    min(self, h, block, half) = {
+        let scale = signed_bytes(s, self.scales.add(block * ROWS));
+        s.mul(h.0, s.fma(scale, s.splat(0.125), s.neg(s.abs(scale))))
+    };
+}
+codec! {
+    Iq1M, group 16, max 127, offset 0, signed true, split true, unroll 4;
+    head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.125)),);
+    codes(self, block, j, g) = {
+        // Four blocks: a bit for eight elements of the first two, the codes of all, the bits of the
+        // others.
+        let plane = self.codes.add((block - j % 4) / 2 * 5 * STEP);
+        let bits = s.load_b(plane.add(BITS_OF_IQ1[j % 4] * STEP));
+        let shift = field(s, bits, j % 2 * 4 + g / 2, 1, 2);
+        s.lookup_b(&EIGHTHS, s.or_b(crumbs(s, plane.add(STEP), j % 4, j, g, 0), shift))
+    };
+    scale(self, h, block, half) =
+        s.mul(h.0, half_bytes(s, self.scales.add(block * ROWS), half == 1));
+}
+codec! {
+    Iq2Xxs, group 32, max 127, offset 0, signed true, split true, unroll 4;
+    head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.125)),);
+    codes(self, block, j, g) =
+        s.lookup_b(&IQ2, crumbs_and_bits(s, self.codes, block, j, g));
+    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
+}
+codec! {
+    Iq2S, group 16, max 127, offset 0, signed true, split true, unroll 4;
+    head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.25)),);
+    codes(self, block, j, g) =
+        s.lookup_b(&IQ2, crumbs_and_bits(s, self.codes, block, j, g));
+    scale(self, h, block, half) = {
+        let scale = half_bytes(s, self.scales.add(block * ROWS), half == 1);
+        s.mul(h.0, s.add(scale, s.splat(0.5)))
+    };
+}
+codec! {
+    Iq3Xxs, group 32, max 127, offset 0, signed true;
+    head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.25)),);
+    codes(self, block, j, g) = s.lookup_b(&IQ3, nibbles_16(s, self.codes, block, g));
+    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
+}
+codec! {
+    // Codes are twice their place.
+    Iq3S, group 32, max 30, offset 15;
+    head(s, self): (S::F) = (halves(s, self.d),);
+    codes(self, block, j, g) =
+        field(s, s.load_b(self.codes.add((block * 4 + g % 4) * STEP)), g / 4 * 4, 4, 1);
+    scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
 }
 
 /// A stretch of a tile unpacked to bytes and floats. What the product needs to know of the format:

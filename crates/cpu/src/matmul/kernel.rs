@@ -6,20 +6,12 @@
 //! activation rows, instruction set and way of unpacking, so the result of a row of activations
 //! depends on nothing but that row.
 
-use std::mem::MaybeUninit;
-
-use cyb_simd::{Isa, IsaKind, LANES, SimdOp, fold_every};
-use cyb_tensor::{DType, quant};
+use cyb_simd::{Isa, IsaKind, fold_every};
 
 use super::activations::{ActivationRows, BLOCK, INTERLEAVE, TilePtr, offset_table};
-use super::codec::{Codec, ROWS, STEP, Unpacked};
+use super::codec::Codec;
 use super::output::Sink;
 
-/// 32-blocks that are unpacked at a time; with 8 KiB of codes a tile they stay in the
-/// first-level cache.
-pub(super) const STRETCH: usize = 16;
-/// Activation rows that are multiplied with an unpacked stretch before the next one.
-pub(super) const TOKENS: usize = 256;
 /// Rows that the streaming product [`few`] takes.
 pub(super) const FEW: usize = 2;
 /// Rows that [`streamed`] multiplies at once.
@@ -27,7 +19,7 @@ pub(super) const WIDE_ROWS: usize = 2 * INTERLEAVE;
 
 /// How far ahead of its use a stream of weights is asked for.
 const AHEAD: usize = 8 << 10;
-const CACHE_LINE: usize = 64;
+pub(super) const CACHE_LINE: usize = 64;
 
 /// The part of a format that the product depends on once codes are unpacked.
 #[derive(Clone, Copy, Debug)]
@@ -60,18 +52,6 @@ impl Shape {
         let table = if self.table.is_some() { of_groups } else { 0 };
         BLOCK + size_of::<f32>() + minima + table
     }
-
-    /// Of formats that stay in the file's blocks: codes are signed bytes.
-    pub(super) fn native<S: Isa>(dtype: DType) -> Shape {
-        let group = quant::group_size(dtype);
-        Shape {
-            group,
-            fold: 8,
-            signed: true,
-            mins: quant::has_offsets(dtype),
-            table: offset_table(S::SIGNED_BIAS, group),
-        }
-    }
 }
 
 /// Whether dot products start from something other than 0.
@@ -81,7 +61,7 @@ const fn has_init<S: Isa, C: Codec>() -> bool {
 
 /// Whether loops over steps are written out, for immediate shifts and registers that stay put.
 /// Without vector registers it would only make more code.
-const fn unrolled<S: Isa>() -> bool {
+pub(super) const fn unrolled<S: Isa>() -> bool {
     !matches!(S::KIND, IsaKind::Portable)
 }
 
@@ -99,8 +79,10 @@ macro_rules! unroll {
     };
 }
 
+pub(super) use unroll;
+
 /// Activation rows, interleaved by a number `I` of them: row `t` is row `t % I` of group `t / I`.
-type Groups = [TilePtr; 2];
+pub(super) type Groups = [TilePtr; 2];
 
 /// What the dot product of row `t` with the `half`th group of a block starts from.
 ///
@@ -306,7 +288,7 @@ unsafe fn add_min<S: Isa, C: Codec, const I: usize>(
 
 /// Asks for what lies [`AHEAD`] bytes further on than a block, as much as a block.
 #[inline(always)]
-fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, here: usize) {
+pub(super) fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, here: usize) {
     let bytes = const { C::SPAN_BYTES / C::SPAN };
     let ahead = w.start().wrapping_add(here * bytes + AHEAD);
     for line in 0..const { (C::SPAN_BYTES / C::SPAN).div_ceil(CACHE_LINE) } {
@@ -319,7 +301,7 @@ fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, here: usize) {
 /// # Safety
 /// The tile and the activations hold so many blocks.
 #[inline(always)]
-unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
+pub(super) unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
     s: S,
     w: C,
     x: Groups,
@@ -337,94 +319,6 @@ unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
                 // SAFETY: the caller's contract.
                 unsafe { block_product::<S, C, T, I>(s, w, head, x, at, alone, acc) };
             });
-        }
-    }
-}
-
-/// Unpacks `blocks` 32-blocks from `first` (a multiple of the span).
-///
-/// # Safety
-/// The tile holds the blocks, and the target has room: `8 * STEP` codes a block, `ROWS` scales
-/// and minima a group.
-#[inline(always)]
-pub(super) unsafe fn unpack<S: Isa, C: Codec>(s: S, w: C, first: usize, blocks: usize, to: Target) {
-    let groups = BLOCK / C::GROUP;
-    for span in 0..blocks.div_ceil(C::SPAN) {
-        let w = w.span(first / C::SPAN + span);
-        // SAFETY: the caller's contract.
-        let head = unsafe { w.head(s) };
-        for base in (0..C::SPAN.min(blocks - span * C::SPAN)).step_by(C::UNROLL) {
-            unroll!(S: j in 0..C::UNROLL; {
-                let block = base + j;
-                let at = span * C::SPAN + block;
-                ask_ahead(s, w, block);
-                // SAFETY: the caller's contract.
-                unsafe {
-                    unroll!(S: g in 0..8; {
-                        s.store_b(to.codes.add((at * 8 + g) * STEP), w.codes(s, block, j, g));
-                    });
-                    for half in 0..groups {
-                        let group = (at * groups + half) * ROWS;
-                        s.store(to.scales.add(group), w.scale(s, head, block, half));
-                        if C::MINS {
-                            s.store(to.mins.add(group), w.min(s, head, block, half));
-                        }
-                    }
-                }
-            });
-        }
-    }
-}
-
-/// Puts the unpacked steps of `blocks` 32-blocks into pairs, for [`block_by_pairs`].
-///
-/// # Safety
-/// `codes` holds them.
-#[inline(always)]
-unsafe fn pair_steps<S: Isa>(s: S, codes: *mut u8, blocks: usize) {
-    for pair in 0..blocks * 4 {
-        // SAFETY: the caller's contract: eight steps a block.
-        unsafe {
-            let first = codes.add(pair * 2 * STEP);
-            let steps = s.pair_steps([s.load_b(first), s.load_b(first.add(STEP))]);
-            s.store_b(first, steps[0]);
-            s.store_b(first.add(STEP), steps[1]);
-        }
-    }
-}
-
-/// Where a stretch of weights is unpacked to.
-#[derive(Clone, Copy)]
-pub(super) struct Target {
-    pub(super) codes: *mut u8,
-    pub(super) scales: *mut f32,
-    pub(super) mins: *mut f32,
-}
-
-/// A place for unpacked weights and partial sums, on the stack of a worker.
-#[repr(align(64))]
-pub(super) struct Scratch {
-    codes: [MaybeUninit<[u8; STEP]>; STRETCH * 8],
-    scales: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
-    mins: [MaybeUninit<[f32; ROWS]>; STRETCH * 2],
-    acc: [MaybeUninit<[f32; ROWS]>; TOKENS],
-}
-
-impl Scratch {
-    pub(super) fn new() -> Scratch {
-        Scratch {
-            codes: [const { MaybeUninit::uninit() }; _],
-            scales: [const { MaybeUninit::uninit() }; _],
-            mins: [const { MaybeUninit::uninit() }; _],
-            acc: [const { MaybeUninit::uninit() }; _],
-        }
-    }
-
-    fn target(&mut self) -> Target {
-        Target {
-            codes: self.codes.as_mut_ptr().cast(),
-            scales: self.scales.as_mut_ptr().cast(),
-            mins: self.mins.as_mut_ptr().cast(),
         }
     }
 }
@@ -499,190 +393,6 @@ pub(super) unsafe fn streamed<S: Isa, C: Codec>(
             }
             for (row, sum) in (first..end).zip(acc) {
                 sink.put(s, tile, row, sum);
-            }
-        }
-    }
-}
-
-/// Weights of a tile that can be unpacked.
-pub(super) trait Weights<S: Isa> {
-    fn shape(&self) -> Shape;
-    /// Unpacks `blocks` 32-blocks from `first`, a multiple of [`STRETCH`].
-    ///
-    /// # Safety
-    /// The tile holds the blocks, and `to` has room for them.
-    unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target);
-    /// Where the blocks from `first` on lie, and how many bytes `blocks` of them are; 0 if unknown.
-    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize);
-}
-
-/// Puts the products of the tile `w` with the rows `first_row..first_row + rows` (at most
-/// [`TOKENS`]; `first_row` a multiple of the interleave) into `sink`. Each stretch of weights is
-/// unpacked once and multiplied with all rows, partial sums in `scratch`.
-///
-/// # Safety
-/// `w` holds `x.blocks()` blocks; the rows are rows of `x`; `tile` of their output is the caller's.
-#[inline(always)]
-pub(super) unsafe fn many<S: Isa, W: Weights<S>>(
-    s: S,
-    w: &W,
-    x: &ActivationRows<'_>,
-    (first_row, rows): (usize, usize),
-    scratch: &mut Scratch,
-    sink: &Sink<'_>,
-    tile: usize,
-) {
-    let sums = scratch.acc.as_mut_ptr().cast::<f32>();
-    let weights = scratch.target();
-    let shape = w.shape();
-    for first in (0..x.blocks()).step_by(STRETCH) {
-        let blocks = STRETCH.min(x.blocks() - first);
-        let next = w.bytes_of(first + blocks, STRETCH.min(x.blocks() - first - blocks));
-        // Results are asked for while the last products are computed.
-        let results = (first + blocks == x.blocks()).then_some((sink, tile));
-        let stretch =
-            Stretch { x: *x, shape, first, blocks, first_row, rows, weights, sums, next, results };
-        // SAFETY: the scratch has room for a stretch and for the padded rows; the rest is the
-        // caller's contract.
-        unsafe {
-            w.unpack(s, first, blocks, weights);
-            if const { S::PAIRED } && x.interleave() > 1 {
-                pair_steps(s, weights.codes, blocks);
-            }
-            stretch.multiply(s);
-        }
-    }
-    for row in 0..rows {
-        // SAFETY: the sums of all rows are written; the rest is the caller's contract.
-        unsafe {
-            let sum = s.load(sums.add(row * LANES));
-            sink.put(s, tile, first_row + row, sum);
-        }
-    }
-}
-
-/// An unpacked stretch of weights and the rows to multiply with it.
-#[derive(Clone, Copy)]
-struct Stretch<'a> {
-    x: ActivationRows<'a>,
-    shape: Shape,
-    first: usize,
-    blocks: usize,
-    first_row: usize,
-    rows: usize,
-    weights: Target,
-    /// [`TOKENS`] rows of sums.
-    sums: *mut f32,
-    /// What will be unpacked next, and its bytes.
-    next: (*const u8, usize),
-    /// Where results go after the last stretch.
-    results: Option<(&'a Sink<'a>, usize)>,
-}
-
-impl Stretch<'_> {
-    /// Asks for a share of what will be unpacked next or of results, one of as many as there are
-    /// groups of rows, so that they arrive while this stretch is multiplied.
-    #[inline(always)]
-    fn ask_next<S: Isa>(&self, s: S, group: usize) {
-        if let Some((sink, tile)) = self.results {
-            let first = group * INTERLEAVE;
-            for row in first..(first + INTERLEAVE).min(self.rows) {
-                sink.ask(s, tile, self.first_row + row);
-            }
-        }
-        let groups = self.rows.div_ceil(INTERLEAVE);
-        let (start, bytes) = self.next;
-        let lines = bytes / CACHE_LINE;
-        for line in lines * group / groups..lines * (group + 1) / groups {
-            s.prefetch(start.wrapping_add(line * CACHE_LINE));
-        }
-    }
-
-    /// # Safety
-    /// See [`many`].
-    #[inline(always)]
-    unsafe fn multiply<S: Isa>(self, s: S) {
-        let Shape { group, fold, signed, mins, .. } = self.shape;
-        macro_rules! shapes {
-            ($($group:literal $fold:literal $signed:literal $mins:literal),*) => {
-                match (group, fold, signed, mins) {
-                    $(($group, $fold, $signed, $mins) => {
-                        s.run(Multiply::<$group, $fold, $signed, $mins>(self));
-                    })*
-                    _ => unreachable!("no kernel for {:?}", self.shape),
-                }
-            };
-        }
-        shapes!(
-            32 8 false false, 32 8 false true, 32 4 false false, 32 4 false true,
-            32 8 true false, 32 8 true true, 16 8 false false, 16 8 false true,
-            16 2 false false, 16 8 true false, 16 8 true true
-        );
-    }
-}
-
-/// A function of its own for each shape, shared by the formats.
-struct Multiply<'a, const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool>(
-    Stretch<'a>,
-);
-
-impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool> SimdOp
-    for Multiply<'_, GROUP, FOLD, SIGNED, MINS>
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<S: Isa>(self, s: S) {
-        let Stretch { x, shape, first, blocks, first_row, rows, weights, sums, .. } = self.0;
-        let w = Unpacked::<GROUP, FOLD, SIGNED, MINS> {
-            codes: weights.codes,
-            scales: weights.scales,
-            mins: weights.mins,
-        };
-        macro_rules! columns {
-            ($row:expr, $t:expr, $interleave:expr) => {{
-                let row = $row;
-                // SAFETY: rows are padded to whole groups, and `sums` holds them after the first
-                // stretch.
-                unsafe {
-                    let at = x.tile(first_row + row, first, GROUP, shape.table);
-                    let both = if const { $t > $interleave } {
-                        [at, x.tile(first_row + row + $interleave, first, GROUP, shape.table)]
-                    } else {
-                        [at; 2]
-                    };
-                    let mut acc = [s.splat(0.0); $t];
-                    if first > 0 {
-                        for (t, acc) in acc.iter_mut().enumerate() {
-                            *acc = s.load(sums.add((row + t) * LANES));
-                        }
-                    }
-                    product::<S, _, { $t }, { $interleave }>(s, w, both, blocks, false, &mut acc);
-                    for (t, acc) in acc.into_iter().enumerate() {
-                        s.store(sums.add((row + t) * LANES), acc);
-                    }
-                }
-            }};
-        }
-        if x.interleave() == 1 {
-            // Only formats without tiles come here with few rows, and their codes are signed.
-            if const { SIGNED } {
-                for row in 0..rows {
-                    columns!(row, 1, 1);
-                }
-            }
-            return;
-        }
-        let mut row = 0;
-        while row < rows {
-            self.0.ask_next(s, row / INTERLEAVE);
-            if const { S::WIDE } && rows - row > INTERLEAVE {
-                self.0.ask_next(s, row / INTERLEAVE + 1);
-                columns!(row, WIDE_ROWS, INTERLEAVE);
-                row += WIDE_ROWS;
-            } else {
-                columns!(row, INTERLEAVE, INTERLEAVE);
-                row += INTERLEAVE;
             }
         }
     }

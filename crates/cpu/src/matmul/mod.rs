@@ -16,7 +16,9 @@ mod output;
 mod pack;
 mod pairs;
 mod product;
+mod recode;
 mod retile;
+mod stretch;
 
 #[cfg(test)]
 mod tests;

@@ -54,16 +54,11 @@ pub enum Compute {
     F16,
 }
 
-/// Unpacks one block.
-pub(super) type Unpacker = fn(&[u8], &mut quant::Codes);
-
 /// How the weights are kept.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     /// Tiles of a quantised format.
     Tiles(codec::Layout),
-    /// The file's blocks, the same one of 16 rows side by side, unpacked when used.
-    Blocks(Unpacker),
     /// Tiles of floating-point weights.
     F32,
     F16,
@@ -125,16 +120,8 @@ impl PackedMatrix {
         }
         let float = |bytes| k.checked_mul(ROWS * bytes).ok_or(PackError::Shape { dtype, n, k });
         let (form, tile_bytes) = if dtype.is_quantized() {
-            match retile::layout(dtype) {
-                Some(layout) => (Form::Tiles(layout), layout.tile_bytes(k / BLOCK)),
-                None => {
-                    let unpack = quant::unpacker(dtype).ok_or(PackError::DType { dtype })?;
-                    (
-                        Form::Blocks(unpack),
-                        row_bytes.checked_mul(ROWS).ok_or(PackError::Shape { dtype, n, k })?,
-                    )
-                }
-            }
+            let layout = retile::layout(dtype).ok_or(PackError::DType { dtype })?;
+            (Form::Tiles(layout), layout.tile_bytes(k / BLOCK))
         } else {
             let pairs = pairs::tile_bytes(k).ok_or(PackError::Shape { dtype, n, k })?;
             match dtype {
@@ -194,7 +181,7 @@ impl PackedMatrix {
 
     /// Whether products take [`Input::Quantized`].
     pub fn takes_quantized(&self) -> bool {
-        matches!(self.form, Form::Tiles(_) | Form::Blocks(_))
+        matches!(self.form, Form::Tiles(_))
     }
 
     /// Whether products take [`Input::Pairs`].
@@ -312,15 +299,6 @@ fn fill(
                         _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
                         Form::Tiles(layout) => {
                             retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
-                        }
-                        Form::Blocks(_) => {
-                            let block = dtype.layout().bytes;
-                            let blocks = out.chunks_exact_mut(ROWS * block);
-                            for (b, out) in blocks.enumerate() {
-                                for (r, out) in out.chunks_exact_mut(block).enumerate() {
-                                    out.copy_from_slice(&row(r)[b * block..(b + 1) * block]);
-                                }
-                            }
                         }
                         Form::Pairs => {
                             for r in 0..ROWS {

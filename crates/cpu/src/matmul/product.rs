@@ -3,16 +3,17 @@
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicUsize;
 
-use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp, transpose_words};
-use cyb_tensor::{DType, quant};
+use cyb_simd::{AnyIsa, Isa, PairOp, Pairs, SimdOp};
+use cyb_tensor::DType;
 
-use super::activations::{ActivationRows, BLOCK, Tables};
+use super::activations::{ActivationRows, Tables};
 use super::codec::{self, ROWS};
 use super::float::{self, FloatRows};
-use super::kernel::{self, FEW, STRETCH, Scratch, Shape, TOKENS, Target, WIDE_ROWS, Weights};
+use super::kernel::{self, FEW, Shape, WIDE_ROWS};
 use super::output::{Epilogue, Output, Sink};
-use super::pack::{Form, PackedMatrix, Unpacker};
+use super::pack::{Form, PackedMatrix};
 use super::pairs::{self, PairRows};
+use super::stretch::{self, Scratch, TOKENS};
 use crate::activation::Activation;
 use crate::team::{Chunks, Worker};
 
@@ -26,21 +27,22 @@ const STREAMED: usize = 32;
 /// cache of a core.
 const CACHED_BYTES: usize = 512 << 10;
 
-/// Evaluates the first expression with the packed format of a dtype, the other where it has none.
+/// Evaluates the expression with the packed format of a quantised dtype.
 macro_rules! by_format {
-    ($dtype:expr, $format:ident => $packed:expr, _ => $native:expr) => {
-        by_format!(@ $dtype, $format => $packed, _ => $native;
-            Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, Q8_0 Q8_0, IQ4_NL Iq4Nl, MXFP4 Mxfp4,
-            Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K, IQ4_XS Iq4Xs, TQ2_0 Tq2_0)
+    ($dtype:expr, $format:ident => $packed:expr) => {
+        by_format!(@ $dtype, $format => $packed;
+            Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, Q8_0 Q8_0, Q8_1 Q8_0, IQ4_NL Iq4Nl,
+            MXFP4 Mxfp4, NVFP4 Nvfp4, Q1_0 Q1_0, Q2_0 Q2_0, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K,
+            Q6_K Q6K, Q8_K Q8K, IQ4_XS Iq4Xs, TQ1_0 Tq2_0, TQ2_0 Tq2_0, IQ1_S Iq1S, IQ1_M Iq1M,
+            IQ2_XXS Iq2Xxs, IQ2_XS Iq2S, IQ2_S Iq2S, IQ3_XXS Iq3Xxs, IQ3_S Iq3S)
     };
-    (@ $dtype:expr, $format:ident => $packed:expr, _ => $native:expr;
-        $($name:ident $codec:ident),+) => {
+    (@ $dtype:expr, $format:ident => $packed:expr; $($name:ident $codec:ident),+) => {
         match $dtype {
             $(DType::$name => {
                 type $format = codec::$codec;
                 $packed
             })+
-            _ => $native,
+            other => unreachable!("{other} is not quantised"),
         }
     };
 }
@@ -57,11 +59,7 @@ impl SimdOp for TablesOf {
 
     #[inline(always)]
     fn eval<S: Isa>(self, _s: S) -> Tables {
-        Tables::of(by_format!(
-            self.0,
-            F => const { Shape::of::<S, F>().table },
-            _ => Shape::native::<S>(self.0).table
-        ))
+        Tables::of(by_format!(self.0, F => const { Shape::of::<S, F>().table }))
     }
 }
 
@@ -123,8 +121,7 @@ pub unsafe fn matmul(
             assert!(x.has(tables(isa, w)), "the input lacks a table for {}", w.dtype);
             by_format!(
                 w.dtype,
-                F => isa.run(Tiled::<F> { part: part!(x), at: F::at }),
-                _ => isa.run(Blocks(part!(x)))
+                F => isa.run(Tiled::<F> { part: part!(x), at: F::at })
             );
         }
         Input::Pairs(x) => {
@@ -140,7 +137,7 @@ pub unsafe fn matmul(
                 Form::F32 => isa.run(Floats::<float::F32>(part!(x), PhantomData)),
                 Form::F16 => isa.run(Floats::<float::F16>(part!(x), PhantomData)),
                 Form::Bf16 => isa.run(Floats::<float::Bf16>(part!(x), PhantomData)),
-                Form::Tiles(_) | Form::Blocks(_) | Form::Pairs => {
+                Form::Tiles(_) | Form::Pairs => {
                     unreachable!("weights that take another input")
                 }
             }
@@ -253,8 +250,15 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
         // once for as many rows as there are, through memory.
         let streams = const { S::WIDE } && (const { !C::SPLIT } || rows <= STREAMED);
         if !streams {
-            // SAFETY: as above.
-            unsafe { by_stretches(s, &self.part, |tile| Tile(codec(tile))) };
+            let mut scratch = Scratch::new();
+            for unit in self.part.units(1, rows, TOKENS) {
+                let (tile, rows) = (unit.first_tile, (unit.first_row, unit.rows));
+                // SAFETY: as above.
+                unsafe {
+                    stretch::many(s, codec(tile), &x, rows, &mut scratch, &sink, tile);
+                    self.part.finish(&unit);
+                }
+            }
             return;
         }
         let row_bytes = (x.blocks() * const { Shape::of::<S, C>() }.block_bytes()).max(1);
@@ -268,142 +272,6 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
             }
             // SAFETY: as above.
             unsafe { self.part.finish(&unit) };
-        }
-    }
-}
-
-/// Products with weights that are still in the file's blocks.
-struct Blocks<'a>(Part<'a, ActivationRows<'a>>);
-
-impl SimdOp for Blocks<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<S: Isa>(self, s: S) {
-        let w = self.0.w;
-        let Form::Blocks(unpack) = w.form else { return };
-        // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
-        unsafe { by_stretches(s, &self.0, |tile| NativeTile { w, unpack, tile }) };
-    }
-}
-
-/// This worker's units of a product whose weights are unpacked a stretch at a time.
-///
-/// # Safety
-/// The tile that `weights` gives by its number holds the blocks of a row of the input; units are one
-/// worker's each.
-#[inline(always)]
-unsafe fn by_stretches<S: Isa, W: Weights<S>>(
-    s: S,
-    part: &Part<'_, ActivationRows<'_>>,
-    weights: impl Fn(usize) -> W,
-) {
-    let mut scratch = Scratch::new();
-    for unit in part.units(1, part.x.rows(), TOKENS) {
-        let (tile, rows) = (unit.first_tile, (unit.first_row, unit.rows));
-        let weights = weights(tile);
-        // SAFETY: the caller's contract.
-        unsafe {
-            kernel::many(s, &weights, &part.x, rows, &mut scratch, &part.sink, tile);
-            part.finish(&unit);
-        }
-    }
-}
-
-/// A tile in a packed format.
-struct Tile<C>(C);
-
-impl<S: Isa, C: codec::Codec> Weights<S> for Tile<C> {
-    #[inline(always)]
-    fn shape(&self) -> Shape {
-        const { Shape::of::<S, C>() }
-    }
-
-    #[inline(always)]
-    unsafe fn unpack(&self, s: S, first: usize, blocks: usize, to: Target) {
-        // SAFETY: the caller's contract.
-        unsafe { kernel::unpack(s, self.0, first, blocks, to) }
-    }
-
-    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize) {
-        (self.0.span(first / C::SPAN).start(), blocks.div_ceil(C::SPAN) * C::SPAN_BYTES)
-    }
-}
-
-/// A tile that is still in the file's blocks.
-struct NativeTile<'a> {
-    w: &'a PackedMatrix,
-    unpack: Unpacker,
-    tile: usize,
-}
-
-impl<S: Isa> Weights<S> for NativeTile<'_> {
-    fn shape(&self) -> Shape {
-        Shape::native::<S>(self.w.dtype)
-    }
-
-    unsafe fn unpack(&self, _s: S, first: usize, blocks: usize, to: Target) {
-        // SAFETY: the caller's contract.
-        unsafe { self.unpack_by_fours(first, blocks, to) }
-    }
-
-    fn bytes_of(&self, first: usize, blocks: usize) -> (*const u8, usize) {
-        let bytes = self.blocks(first, blocks);
-        (bytes.as_ptr(), bytes.len())
-    }
-}
-
-impl NativeTile<'_> {
-    /// The bytes of `blocks` 32-blocks of all rows, from `first`.
-    fn blocks(&self, first: usize, blocks: usize) -> &[u8] {
-        let layout = self.w.dtype.layout();
-        let bytes = |blocks: usize| blocks * BLOCK / layout.block * ROWS * layout.bytes;
-        let start = self.tile * self.w.tile_bytes + bytes(first);
-        &self.w.region.as_slice()[start..start + bytes(blocks)]
-    }
-
-    /// Four rows at a time, whose codes change places in registers.
-    ///
-    /// # Safety
-    /// See [`Weights::unpack`].
-    unsafe fn unpack_by_fours(&self, first: usize, blocks: usize, to: Target) {
-        let dtype = self.w.dtype;
-        let layout = dtype.layout();
-        let (group, mins) = (quant::group_size(dtype), quant::has_offsets(dtype));
-        let mut unpacked: [quant::Codes; 4] = std::array::from_fn(|_| quant::Codes::new());
-        let bytes = self.blocks(first, blocks).chunks_exact(ROWS * layout.bytes);
-        for (b, rows) in bytes.enumerate() {
-            for (four, rows) in rows.chunks_exact(4 * layout.bytes).enumerate() {
-                for (row, unpacked) in rows.chunks_exact(layout.bytes).zip(&mut unpacked) {
-                    (self.unpack)(row, unpacked);
-                }
-                let k = b * layout.block;
-                for i in 0..layout.block / 16 {
-                    // SAFETY: blocks are multiples of 16 codes; any byte is one.
-                    let codes = unpacked.each_ref().map(|unpacked| unsafe {
-                        &*unpacked.codes.as_ptr().add(16 * i).cast::<[u8; 16]>()
-                    });
-                    for (piece, turned) in transpose_words(codes).iter().enumerate() {
-                        // SAFETY: the target has room for `blocks` 32-blocks of 16 rows.
-                        unsafe {
-                            let step = to.codes.add((k / 4 + 4 * i + piece) * codec::STEP);
-                            step.add(16 * four).cast::<[u8; 16]>().write_unaligned(*turned);
-                        }
-                    }
-                }
-                for g in 0..layout.block / group {
-                    let at = (k / group + g) * ROWS + 4 * four;
-                    // SAFETY: as above.
-                    unsafe {
-                        let scales = unpacked.each_ref().map(|unpacked| unpacked.scales[g]);
-                        to.scales.add(at).cast::<[f32; 4]>().write_unaligned(scales);
-                        if mins {
-                            let mins = unpacked.each_ref().map(|unpacked| unpacked.offsets[g]);
-                            to.mins.add(at).cast::<[f32; 4]>().write_unaligned(mins);
-                        }
-                    }
-                }
-            }
         }
     }
 }
@@ -468,6 +336,3 @@ unsafe fn by_steps<T: float::Terms, X>(
         }
     }
 }
-
-/// Native blocks of up to 256 values are whole parts of a stretch.
-const _: () = assert!((STRETCH * BLOCK).is_multiple_of(256));

@@ -4,18 +4,19 @@
 use std::ops::Range;
 
 use cyb_simd::transpose_words;
-use cyb_tensor::DType;
+use cyb_tensor::{DType, quant};
 
 use super::codec::{self, Layout, ROWS, STEP};
+use super::recode::{self, Places};
 
-/// How tiles of a format are laid out; `None` for formats that are not re-tiled.
+/// How tiles of a format are laid out; `None` for dtypes that are not quantised.
 pub(super) fn layout(dtype: DType) -> Option<Layout> {
     Some(match dtype {
         DType::Q4_0 => codec::Q4_0::LAYOUT,
         DType::Q4_1 => codec::Q4_1::LAYOUT,
         DType::Q5_0 => codec::Q5_0::LAYOUT,
         DType::Q5_1 => codec::Q5_1::LAYOUT,
-        DType::Q8_0 => codec::Q8_0::LAYOUT,
+        DType::Q8_0 | DType::Q8_1 => codec::Q8_0::LAYOUT,
         DType::IQ4_NL => codec::Iq4Nl::LAYOUT,
         DType::MXFP4 => codec::Mxfp4::LAYOUT,
         DType::Q2_K => codec::Q2K::LAYOUT,
@@ -24,7 +25,17 @@ pub(super) fn layout(dtype: DType) -> Option<Layout> {
         DType::Q5_K => codec::Q5K::LAYOUT,
         DType::Q6_K => codec::Q6K::LAYOUT,
         DType::IQ4_XS => codec::Iq4Xs::LAYOUT,
-        DType::TQ2_0 => codec::Tq2_0::LAYOUT,
+        DType::TQ1_0 | DType::TQ2_0 => codec::Tq2_0::LAYOUT,
+        DType::Q1_0 => codec::Q1_0::LAYOUT,
+        DType::Q2_0 => codec::Q2_0::LAYOUT,
+        DType::Q8_K => codec::Q8K::LAYOUT,
+        DType::NVFP4 => codec::Nvfp4::LAYOUT,
+        DType::IQ1_S => codec::Iq1S::LAYOUT,
+        DType::IQ1_M => codec::Iq1M::LAYOUT,
+        DType::IQ2_XXS => codec::Iq2Xxs::LAYOUT,
+        DType::IQ2_XS | DType::IQ2_S => codec::Iq2S::LAYOUT,
+        DType::IQ3_XXS => codec::Iq3Xxs::LAYOUT,
+        DType::IQ3_S => codec::Iq3S::LAYOUT,
         _ => return None,
     })
 }
@@ -266,9 +277,122 @@ pub(super) fn tile(
                 t.halves(0, 0, rows, at + 64);
                 t.pieces(1, 0, rows, at, 16);
             }
+            DType::Q8_1 => {
+                t.halves(0, b, rows, at);
+                t.pieces(1, 8 * b, rows, at + 4, 8);
+            }
+            DType::Q8_K => {
+                t.step(0, 0, column(rows, at));
+                t.pieces(1, 0, rows, at + 4, 64);
+            }
+            DType::Q1_0 => {
+                t.halves(0, b, rows, at);
+                for i in 0..4 {
+                    t.step(1, 4 * b + i, high_bits(column(rows, at + 2 + 4 * i)));
+                }
+            }
+            DType::Q2_0 => {
+                t.halves(0, b, rows, at);
+                for i in 0..4 {
+                    let four = column(rows, at + 2 + 4 * i).map(u32::to_le_bytes);
+                    let steps = [0, 1, 2, 3].map(|g| four.map(|bytes| recode::spread(bytes[g])));
+                    t.step(1, 4 * b + i, gathered::<2>(&steps, 0));
+                }
+            }
+            DType::NVFP4 => {
+                for (r, row) in rows.iter().enumerate() {
+                    for g in 0..4 {
+                        // The sign is ignored, and NaN counts as zero.
+                        let scale = row[at + g] & 0x7f;
+                        t.byte(0, g, r, if scale == 0x7f { 0 } else { scale });
+                    }
+                }
+                t.pieces(1, 0, rows, at + 4, 8);
+            }
+            DType::TQ1_0
+            | DType::IQ1_S
+            | DType::IQ1_M
+            | DType::IQ2_XXS
+            | DType::IQ2_XS
+            | DType::IQ2_S
+            | DType::IQ3_XXS
+            | DType::IQ3_S => {
+                recoded(dtype, &mut t, &rows.map(|row| &row[at..at + native.bytes]));
+            }
             // There is no layout for the others.
             _ => {}
         }
+    }
+}
+
+/// Writes the span of a superblock whose codes are unpacked and put into fields of bits.
+fn recoded(dtype: DType, t: &mut Span<'_>, rows: &[&[u8]; ROWS]) {
+    match dtype {
+        DType::TQ1_0 => t.halves(0, 0, rows, 52),
+        DType::IQ1_M => {
+            let d = rows.map(recode::d_of_iq1_m);
+            t.halves(0, 0, &d.each_ref().map(|d| d.as_slice()), 0);
+        }
+        _ => t.halves(0, 0, rows, 0),
+    }
+    // A byte for each of 8 blocks.
+    let scales = rows.map(|row| {
+        std::array::from_fn::<u8, 8, _>(|b| match dtype {
+            DType::IQ1_S => recode::scale_of_iq1_s(row, b),
+            DType::IQ1_M => recode::scales_of_iq1_m(row, b),
+            DType::IQ2_XXS => recode::odd(row[9 + 8 * b] >> 4),
+            DType::IQ2_XS => row[66 + b],
+            DType::IQ2_S => row[74 + b],
+            DType::IQ3_XXS => recode::odd(row[69 + 4 * b] >> 4),
+            DType::IQ3_S => recode::odd(row[106 + b / 2] >> (b % 2 * 4) & 15),
+            _ => 0,
+        })
+    });
+    if dtype != DType::TQ1_0 {
+        t.bytes(1, &scales, 0..8);
+    }
+    let codes = t.planes.len() - 1;
+    let mut unpacked = quant::Codes::new();
+    let mut crumbs = [[0; 64]; ROWS];
+    let mut nibbles = [[0; 128]; ROWS];
+    let mut bits = [[0; ROWS]; 8];
+    let of_three = matches!(dtype, DType::IQ3_XXS | DType::IQ3_S);
+    for (r, row) in rows.iter().enumerate() {
+        let places = Places::of(dtype, row, &mut unpacked);
+        if of_three {
+            nibbles[r] = places.nibbles();
+        } else {
+            crumbs[r] = places.crumbs();
+        }
+        for (step, bits_of_row) in bits.iter_mut().zip(places.bits()) {
+            step[r] = bits_of_row;
+        }
+    }
+    if of_three {
+        t.pieces(codes, 0, &nibbles.each_ref().map(|row| row.as_slice()), 0, 32);
+        return;
+    }
+    let crumbs = crumbs.each_ref().map(|row| row.as_slice());
+    match dtype {
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => {
+            for four in 0..2 {
+                for (j, step) in codec::BITS_OF_Q3.into_iter().enumerate() {
+                    t.step(codes, 12 * four + step, bits[4 * four + j]);
+                }
+                t.pieces(codes, 12 * four + 1, &crumbs, 32 * four, 8);
+            }
+        }
+        DType::IQ1_M => {
+            for four in 0..2 {
+                for two in 0..2 {
+                    let step = 10 * four + codec::BITS_OF_IQ1[2 * two];
+                    let shifts = |row: &[u8]| recode::shifts_of_iq1_m(row, 2 * four + two);
+                    t.step(codes, step, rows.map(|row| u32::from_le_bytes([shifts(row); 4])));
+                }
+                t.pieces(codes, 10 * four + 1, &crumbs, 32 * four, 8);
+            }
+        }
+        _ => t.pieces(codes, 0, &crumbs, 0, 16),
     }
 }
 

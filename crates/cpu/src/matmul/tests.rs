@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use cyb_simd::{AnyIsa, IsaKind};
 use cyb_tensor::{Class, DType, quant};
 
-use super::kernel::TOKENS;
+use super::stretch::TOKENS;
 use super::*;
 use crate::memory::WeightMemory;
 use crate::team::Team;
@@ -367,6 +367,14 @@ fn packed_weights_are_hardly_larger() {
         let limit = match dtype {
             // A byte of scale becomes two; 6-bit scales become bytes; a byte of element becomes two.
             DType::MXFP4 | DType::Q3_K => 1.06,
+            // What is more than codes of two to four bits in the file: numbers of grid points.
+            DType::TQ1_0 => 1.26,
+            DType::IQ1_S => 1.52,
+            DType::IQ1_M | DType::IQ2_XXS => 1.65,
+            DType::IQ2_XS => 1.46,
+            DType::IQ2_S => 1.32,
+            DType::IQ3_XXS => 1.43,
+            DType::IQ3_S => 1.28,
             DType::F8E4M3 | DType::F8E5M2 => 2.0,
             _ => 1.04,
         };

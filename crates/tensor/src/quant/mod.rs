@@ -170,12 +170,6 @@ pub fn codes(dtype: DType, block: &[u8], out: &mut Codes) -> Result<(), QuantErr
     Ok(())
 }
 
-/// What [`codes`] calls for a quantised dtype, for callers with many blocks. It panics when it is given
-/// anything but the bytes of one block.
-pub fn unpacker(dtype: DType) -> Option<fn(&[u8], &mut Codes)> {
-    format(dtype).map(|f| f.codes)
-}
-
 /// Elements that share a scale and an offset: 16 or 32 for quantised dtypes; 1 for plain ones.
 pub fn group_size(dtype: DType) -> usize {
     format(dtype).map_or(1, |f| f.group)
