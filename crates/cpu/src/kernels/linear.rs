@@ -184,7 +184,7 @@ impl Linear {
             if wanted { bytes.next_multiple_of(ALIGN) } else { 0 }
         };
         [
-            of(self.quantizes(), Activations::bytes(rows, k)),
+            of(self.quantizes(), Activations::bytes(rows, k, self.tables)),
             of(self.pairs(), PairRows::bytes(rows, k)),
             of(self.makes_floats(), rows * k * size_of::<f32>()),
         ]

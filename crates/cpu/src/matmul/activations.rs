@@ -23,16 +23,20 @@ const UNIT_BLOCKS: usize = 32;
 const TINY: f32 = 1e-30;
 
 /// Offset and group length (32 or 16) of every table of `-offset * sum(q)`.
-const OFFSETS: [(i32, usize); 10] = [
+const OFFSETS: [(i32, usize); 14] = [
     (1, 32),
     (8, 32),
     (12, 32),
     (15, 32),
     (16, 32),
+    (43, 32),
+    (62, 32),
     (128, 32),
     (4, 16),
+    (9, 16),
     (12, 16),
     (32, 16),
+    (43, 16),
     (128, 16),
 ];
 
@@ -68,6 +72,11 @@ impl Tables {
     pub const fn and(self, other: Tables) -> Tables {
         Tables(self.0 | other.0)
     }
+
+    #[inline(always)]
+    fn has(self, i: usize) -> bool {
+        self.0 >> i & 1 == 1
+    }
 }
 
 /// Storage for the quantised rows of one input, reused from step to step.
@@ -100,10 +109,12 @@ impl Activations {
         &self.scales
     }
 
-    /// Bytes that [`ActivationRows::over`] needs for `rows` rows of `k` values.
-    pub fn bytes(rows: usize, k: usize) -> usize {
+    /// Bytes that [`ActivationRows::over`] needs for `rows` rows of `k` values with the tables
+    /// `wanted`.
+    pub fn bytes(rows: usize, k: usize, wanted: Tables) -> usize {
         let blocks = rows.next_multiple_of(INTERLEAVE) * k.div_ceil(BLOCK);
-        let tables: usize = OFFSETS.iter().map(|(_, group)| BLOCK / group).sum();
+        let wanted = OFFSETS.iter().enumerate().filter(|(i, _)| wanted.has(*i));
+        let tables: usize = wanted.map(|(_, (_, group))| BLOCK / group).sum();
         blocks * (BLOCK + size_of::<f32>() * (1 + 1 + 2 + tables))
     }
 
@@ -139,7 +150,7 @@ pub struct ActivationRows<'a> {
     sums32: *mut f32,
     sums16: *mut f32,
     tables: [*mut i32; OFFSETS.len()],
-    /// Those that are filled.
+    /// Those that are filled; there is no place for others.
     wanted: Tables,
     rows: usize,
     blocks: usize,
@@ -234,7 +245,7 @@ impl<'a> ActivationRows<'a> {
         k: usize,
         wanted: Tables,
     ) -> ActivationRows<'a> {
-        assert!(bytes >= Activations::bytes(rows, k), "the memory is too small");
+        assert!(bytes >= Activations::bytes(rows, k, wanted), "the memory is too small");
         assert!(k.is_multiple_of(BLOCK), "rows of {k} are not blocks of {BLOCK}");
         let interleave = if rows <= 2 { 1 } else { INTERLEAVE };
         let blocks = rows.next_multiple_of(INTERLEAVE) * (k / BLOCK);
@@ -249,7 +260,10 @@ impl<'a> ActivationRows<'a> {
             scales: take(blocks).cast(),
             sums32: take(blocks).cast(),
             sums16: take(2 * blocks).cast(),
-            tables: OFFSETS.map(|(_, group)| take(blocks * BLOCK / group).cast()),
+            tables: std::array::from_fn(|i| match wanted.has(i) {
+                true => take(blocks * BLOCK / OFFSETS[i].1).cast(),
+                false => std::ptr::null_mut(),
+            }),
             wanted,
             rows,
             blocks: k / BLOCK,
@@ -410,7 +424,7 @@ unsafe fn quantize_block<S: Isa>(
         *to.sums16.add(at16) = scale * sum_a as f32;
         *to.sums16.add(at16 + to.interleave) = scale * sum_b as f32;
         for (i, (table, (offset, group))) in to.tables.iter().zip(OFFSETS).enumerate() {
-            if to.wanted.0 >> i & 1 == 0 {
+            if !to.wanted.has(i) {
                 continue;
             }
             if group == 32 {

@@ -29,10 +29,11 @@ pub(super) trait Codec: Copy {
     const UNROLL: usize = 1;
     /// Whether codes come from two planes, so that unpacking takes longer than a field of one load.
     const SPLIT: bool = false;
-    /// Whether one row of activations takes a tile at an even pace, which a CPU's own prefetching
-    /// keeps up with; asking for all of it besides takes up to half of the speed. Where four blocks
-    /// share bytes and little is done with them it comes in bursts.
-    const EVEN: bool = Self::UNROLL < 4 || Self::SPLIT;
+    /// Whether the CPU's own prefetching keeps up with one row of activations; asking for all of a
+    /// tile besides then takes up to half of the speed. Measured: it does not where four blocks share
+    /// bytes, so that the first of them takes most of the lines (`Q6_K` spreads them), nor where a
+    /// block is a line or two.
+    const EVEN: bool = Self::UNROLL < 4;
     /// Whether steps lie in pairs where rows are interleaved and the instruction set wants them so.
     const PAIRED: bool = false;
     /// Bytes of a span; 0 for weights that are in the cache already.
@@ -274,17 +275,17 @@ const NONLINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values of `MXFP4` codes, plus 12.
 const FP4: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
-/// Eight times -1, 0 and 1, shifted up by one, and, from 4 on, down.
-const EIGHTHS: [i8; 16] = [-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// The magnitudes of the `IQ2` formats, and, from 4 on, the same with a minus.
-const IQ2: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// The magnitudes of `IQ3_XXS`, and, from 8 on, the same with a minus.
-const IQ3: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
+/// Eight times -1, 0 and 1, shifted up by one, and, from 4 on, down; plus 9.
+const EIGHTHS: [i8; 16] = [2, 10, 18, 0, 0, 8, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The magnitudes of the `IQ2` formats, and, from 4 on, the same with a minus; plus 43.
+const IQ2: [i8; 16] = [51, 68, 86, 0, 35, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// The magnitudes of `IQ3_XXS`, and, from 8 on, the same with a minus; plus 62.
+const IQ3: [i8; 16] = [66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0];
 
 macro_rules! codec {
     (
         $name:ident, group $group:literal, max $max:expr, offset $offset:expr
-        $(, signed $signed:literal)? $(, split $split:literal)? $(, unroll $unroll:literal)?;
+        $(, signed $signed:literal)? $(, split $split:literal)? $(, unroll $unroll:literal)? $(, even $even:literal)?;
         head($s:ident, $self0:ident): ($($head:ty),*) = $head_expr:expr;
         codes($self1:ident, $block1:ident, $j:ident, $g:ident) = $codes:expr;
         scale($self2:ident, $h2:ident, $block2:ident, $half2:ident) = $scale:expr;
@@ -298,6 +299,7 @@ macro_rules! codec {
             $(const SPLIT: bool = $split;)?
             const SPAN: usize = $name::SPAN;
             $(const UNROLL: usize = $unroll;)?
+            $(const EVEN: bool = $even;)?
             $(const MINS: bool = { let _ = stringify!($min); true };)?
             const SPAN_BYTES: usize = $name::SPAN_BYTES;
             type Head<S: Isa> = ($($head,)*);
@@ -429,7 +431,7 @@ codec! {
     min(self, h, block, half) = s.mul(h.1, bytes(s, self.mins.add(block * ROWS)));
 }
 codec! {
-    Q6K, group 16, max 63, offset 32, split true, unroll 4;
+    Q6K, group 16, max 63, offset 32, split true, unroll 4, even true;
     head(s, self): (S::F) = (halves(s, self.d),);
     codes(self, block, j, g) = {
         // Four blocks: two steps of bits and the codes of the first and third, the same of the second
@@ -456,13 +458,13 @@ codec! {
     scale(self, h, block, half) = h.0;
 }
 codec! {
-    Q1_0, group 32, max 2, offset 1;
+    Q1_0, group 32, max 2, offset 1, even false;
     head(s, self): () = ();
     codes(self, block, j, g) = field(s, s.load_b(self.codes.add(block * STEP)), g, 1, 1);
     scale(self, h, block, half) = halves(s, self.d.add(block / 4 * HALVES));
 }
 codec! {
-    Q2_0, group 32, max 3, offset 1;
+    Q2_0, group 32, max 3, offset 1, even false;
     head(s, self): () = ();
     codes(self, block, j, g) =
         field(s, s.load_b(self.codes.add((2 * block + g / 4) * STEP)), g % 4 * 2, 2, 0);
@@ -497,7 +499,7 @@ codec! {
     };
 }
 codec! {
-    Iq1M, group 16, max 127, offset 0, signed true, split true, unroll 4;
+    Iq1M, group 16, max 18, offset 9, split true, unroll 4;
     head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.125)),);
     codes(self, block, j, g) = {
         // Four blocks: a bit for eight elements of the first two, the codes of all, the bits of the
@@ -511,24 +513,25 @@ codec! {
         s.mul(h.0, half_bytes(s, self.scales.add(block * ROWS), half == 1));
 }
 codec! {
-    Iq2Xxs, group 32, max 127, offset 0, signed true, split true, unroll 4;
+    Iq2Xxs, group 32, max 86, offset 43, split true, unroll 4;
     head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.125)),);
     codes(self, block, j, g) =
         s.lookup_b(&IQ2, crumbs_and_bits(s, self.codes, block, j, g));
     scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));
 }
 codec! {
-    Iq2S, group 16, max 127, offset 0, signed true, split true, unroll 4;
-    head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.25)),);
+    Iq2S, group 16, max 86, offset 43, split true, unroll 4;
+    head(s, self): (S::F, S::F) = {
+        let d = halves(s, self.d);
+        (s.mul(d, s.splat(0.25)), s.mul(d, s.splat(0.125)))
+    };
     codes(self, block, j, g) =
         s.lookup_b(&IQ2, crumbs_and_bits(s, self.codes, block, j, g));
-    scale(self, h, block, half) = {
-        let scale = half_bytes(s, self.scales.add(block * ROWS), half == 1);
-        s.mul(h.0, s.add(scale, s.splat(0.5)))
-    };
+    scale(self, h, block, half) =
+        s.fma(half_bytes(s, self.scales.add(block * ROWS), half == 1), h.0, h.1);
 }
 codec! {
-    Iq3Xxs, group 32, max 127, offset 0, signed true;
+    Iq3Xxs, group 32, max 124, offset 62;
     head(s, self): (S::F) = (s.mul(halves(s, self.d), s.splat(0.25)),);
     codes(self, block, j, g) = s.lookup_b(&IQ3, nibbles_16(s, self.codes, block, g));
     scale(self, h, block, half) = s.mul(h.0, bytes(s, self.scales.add(block * ROWS)));

@@ -206,8 +206,8 @@ impl Stretch<'_> {
         }
         shapes!(
             32 8 false false, 32 8 false true, 32 4 false false, 32 4 false true,
-            32 8 true false, 16 8 false false, 16 8 false true, 16 4 false false,
-            16 2 false false, 16 8 true false
+            32 1 false false, 32 8 true false, 16 8 false false, 16 8 false true,
+            16 4 false false, 16 2 false false, 16 1 false false
         );
     }
 }
