@@ -116,9 +116,9 @@ __device__ __forceinline__ void multiply(float d[4], const uint4 &a, const uint2
 // of a cluster does one of them, and the first block puts what all have together; such rows are plain.
 extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
     Matrix m, Source s, int k, Targets to) {
-    __shared__ float scratch[32];
+    // All that is not dynamic: with 1 KiB two blocks of float weights with 4096 columns just fit.
     __shared__ float sums[2][WARPS][16];
-    __shared__ float part_sums[2][16];
+    float *scratch = sums[0][0]; // while the row is prepared
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int part = (int)blockIdx.x % m.splits, each = (m.chunks + m.splits - 1) / m.splits;
     int chunk0 = min(part * each, m.chunks), chunk1 = min(chunk0 + each, m.chunks);
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
         if (k > batch * 1024) load(row_x, x, start);
     }
 #if BITS == 16
-    __shared__ float part_top;
+    float &part_top = sums[1][0][0];
     float top = 0.0f, up = 1.0f;
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
@@ -330,14 +330,15 @@ extern "C" __global__ void __launch_bounds__(256, BITS == 16 ? 2 : 3) product_1(
             for (int w = 0; w < WARPS; w++) sum = __fadd_rn(sum, sums[i & 1][w][threadIdx.x]);
         }
         if (m.splits > 1) {
-            if (threadIdx.x < 16) part_sums[i & 1][threadIdx.x] = sum;
+            // Each thread's own column.
+            if (threadIdx.x < 16) sums[i & 1][0][threadIdx.x] = sum;
             meet_cluster();
         }
         if (threadIdx.x < 16 && part == 0) {
             int local, r = threadIdx.x;
             const Target &target = target_of(to, tile, local);
             int at = local * 16 + r;
-            for (int p = 1; p < m.splits; p++) sum = __fadd_rn(sum, of_block(&part_sums[i & 1][r], p));
+            for (int p = 1; p < m.splits; p++) sum = __fadd_rn(sum, of_block(&sums[i & 1][0][r], p));
 #if BITS == 16
             sum = __fmul_rn(sum, __fmul_rn(m.row_scales[tile * 16 + r], down));
 #endif
