@@ -77,6 +77,24 @@ unsafe fn sdot(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     acc
 }
 
+/// As [`sdot`] with unsigned bytes `x`.
+///
+/// # Safety
+/// The CPU has the 8-bit matrix instructions, which it belongs to.
+#[inline(always)]
+unsafe fn usdot(mut acc: int32x4_t, x: uint8x16_t, w: int8x16_t) -> int32x4_t {
+    // SAFETY: register arithmetic.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "usdot {acc:v}.4s, {x:v}.16b, {w:v}.16b",
+            acc = inout(vreg) acc, x = in(vreg) x, w = in(vreg) w,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
 /// Adds the products of two rows of 8 weights with two rows of 8 activations to a square of sums,
 /// row by row of the weights.
 ///
@@ -144,7 +162,7 @@ unsafe fn narrow_f16(v: float32x4_t) -> uint16x4_t {
 impl<const I8MM: bool> Isa for Neon<I8MM> {
     const KIND: IsaKind = if I8MM { IsaKind::NeonI8mm } else { IsaKind::Neon };
     const SIGNED_BIAS: i32 = 0;
-    const BYTE_BIAS: i32 = 128;
+    const BYTE_BIAS: i32 = if I8MM { 0 } else { 128 };
     const WIDE: bool = false;
     const PAIRED: bool = I8MM;
     type F = [float32x4_t; 4];
@@ -411,11 +429,20 @@ impl<const I8MM: bool> Isa for Neon<I8MM> {
     }
     #[inline(always)]
     fn dot_bytes(self, sums: Self::I, w: Self::B, x: Self::X) -> Self::I {
+        if I8MM {
+            let x = one!(vreinterpretq_u8_s8(x));
+            // SAFETY (inside): `I8MM`, so the token proves the instruction.
+            return each!(|I| usdot(sums[I], x, vreinterpretq_s8_u8(w[I])));
+        }
         let x = one!(veorq_s8(x, vdupq_n_s8(i8::MIN)));
         each!(|I| sdot(sums[I], vreinterpretq_s8_u8(w[I]), x))
     }
     #[inline(always)]
     fn dot_codes(self, sums: Self::I, x: Self::B, w: Self::X) -> Self::I {
+        if I8MM {
+            // SAFETY (inside): `I8MM`, so the token proves the instruction.
+            return each!(|I| usdot(sums[I], x[I], w));
+        }
         let bias = one!(vdupq_n_s8(i8::MIN));
         each!(|I| sdot(sums[I], veorq_s8(vreinterpretq_s8_u8(x[I]), bias), w))
     }
