@@ -6,6 +6,7 @@
 //! computed the same way by whoever takes it, so that results never depend on the machine's load.
 
 mod activation;
+mod alias;
 mod atoms;
 mod buffer;
 mod io;

@@ -11,6 +11,7 @@ use cyb_ir::{Atom, Graph, Op, Read, Source, ValueId};
 use cyb_simd::AnyIsa;
 use cyb_tensor::{AlignedBytes, Bytes, DType};
 
+use crate::alias::Aliases;
 use crate::atoms::Atoms;
 use crate::io::{MAX_RANK, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
@@ -81,8 +82,8 @@ impl Backend for CpuBackend {
 /// Where a value's bytes are.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Part of the arena, by number of the buffer.
-    Buffer(usize),
+    /// Part of the arena: the number of the buffer, and bytes from its start.
+    Buffer(usize, usize),
     Fixed(Bytes),
     /// A weight that no step reads, since its packed form is read instead.
     Packed,
@@ -140,6 +141,12 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         true => chains(&graph, &live_nodes, &|v| is_overwritten(&graph, v)),
         false => (HashMap::new(), vec![false; graph.nodes.len()]),
     };
+    let aliases = match chained {
+        true => Aliases::of(&graph, &live_nodes, &chains, &inside),
+        false => Aliases::default(),
+    };
+    // The buffer of each value that lies in no other.
+    let mut buffers: HashMap<ValueId, usize> = HashMap::new();
 
     for v in graph.value_ids() {
         let value = graph.value(v);
@@ -153,7 +160,8 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
             }
             Source::Input(_) | Source::Hole(_) => {
                 alive.push((0, 0));
-                Place::Buffer(alive.len() - 1)
+                buffers.insert(v, alive.len() - 1);
+                Place::Buffer(alive.len() - 1, 0)
             }
             Source::Iota | Source::Node(..) => continue,
         };
@@ -166,7 +174,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
     for v in graph.value_ids().filter(|v| live_values[v.index()]) {
         if matches!(graph.value(v).source, Source::Iota) {
             alive.push((steps.len(), steps.len()));
-            places.insert(v, Place::Buffer(alive.len() - 1));
+            places.insert(v, Place::Buffer(alive.len() - 1, 0));
             let start = operands.len();
             operands.push(v.index());
             steps.push(Step {
@@ -185,7 +193,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         let chain = chains.remove(&index).filter(|chain| chain.len() > 1);
         let inputs = chain.as_ref().map_or(&node.inputs, |chain| &chain.inputs).clone();
         for v in &inputs {
-            if let Some(Place::Buffer(b)) = places.get(v) {
+            if let Some(Place::Buffer(b, _)) = places.get(v) {
                 alive[*b].1 = alive[*b].1.max(now);
             }
         }
@@ -202,11 +210,18 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
             let place = match in_place {
                 Some((input, _)) => places[&node.inputs[*input]].clone(),
                 None => {
-                    alive.push((now, now));
-                    Place::Buffer(alive.len() - 1)
+                    let home = aliases.home(v);
+                    let buffer = *buffers.entry(home.root).or_insert_with(|| {
+                        alive.push((now, now));
+                        alive.len() - 1
+                    });
+                    Place::Buffer(buffer, home.offset)
                 }
             };
             places.insert(v, place);
+        }
+        if aliases.is_done(node) {
+            continue;
         }
         let call = Call::of(&graph, node);
         let row = if backend.kernels { kernel::find(&call) } else { None };
@@ -245,7 +260,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
     }
     let last = steps.len();
     for (_, v) in &graph.outputs {
-        if let Some(Place::Buffer(b)) = places.get(v) {
+        if let Some(Place::Buffer(b, _)) = places.get(v) {
             alive[*b].1 = last;
         }
     }
@@ -261,7 +276,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
             });
         }
         let place = places.remove(&v).unwrap_or_else(|| Place::Fixed(empty()));
-        if let Place::Buffer(b) = &place {
+        if let Place::Buffer(b, _) = &place {
             buffer_values[*b].push(v.index());
         }
         let dims = fact.shape.iter().map(|d| symbols.compile(d)).collect();

@@ -67,7 +67,7 @@ impl CpuSession {
 
     fn place(&self, value: usize) -> *mut u8 {
         match &self.program.values[value].place {
-            Place::Buffer(b) => self.arena.at(self.offsets[*b]),
+            Place::Buffer(b, offset) => self.arena.at(self.offsets[*b] + offset),
             Place::Fixed(bytes) => bytes.as_slice().as_ptr().cast_mut(),
             Place::Packed => std::ptr::dangling_mut::<u64>().cast(),
             Place::State(i) => self.states[*i].at(0),
@@ -160,7 +160,11 @@ impl Session for CpuSession {
         for (values, &(first, last)) in program.buffer_values.iter().zip(&program.alive) {
             let mut bytes = 0;
             for &v in values {
-                bytes = bytes.max(bytes_of(v)?);
+                let offset = match program.values[v].place {
+                    Place::Buffer(_, offset) => offset,
+                    Place::Fixed(_) | Place::Packed | Place::State(_) => 0,
+                };
+                bytes = bytes.max(offset.saturating_add(bytes_of(v)?));
             }
             lifetimes.push(Lifetime { bytes, first, last });
         }

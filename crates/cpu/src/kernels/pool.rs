@@ -1,5 +1,6 @@
 //! Pooling. Windows are boxes, so that rows are merged first, whole, and then the columns of the
-//! merged row.
+//! merged row. A small plane under windows that move by one is merged as one long row: what lies
+//! between its rows is computed too and dropped.
 
 use cyb_exec::{Call, ExecError};
 use cyb_simd::{AnyIsa, Isa, SimdOp};
@@ -20,6 +21,11 @@ const AXES: usize = 3;
 fn maximum_fits(call: &Call<'_>) -> bool {
     matches!(call.inputs[0].dtype, DType::F32 | DType::U8 | DType::I8)
 }
+
+/// Elements of a plane up to which it is merged as one row; three such stay in the first-level cache.
+const SMALL: usize = 2048;
+/// Steps of windows up to which every column is merged and the wanted ones are picked.
+const SHORT: usize = 3;
 
 /// What an average counts.
 #[derive(Clone, Copy, Debug)]
@@ -77,15 +83,42 @@ fn spatial(dims: &[usize]) -> [usize; AXES] {
 }
 
 impl Pool {
-    /// Columns of a merged row with the neutral elements around it: as far as windows reach.
-    fn row_len(&self, input: usize, output: usize) -> usize {
-        let axis = &self.axes[2];
-        let reach = output.saturating_sub(1) * axis.stride + (axis.size - 1) * axis.dilation + 1;
-        reach.max(axis.before + input)
+    fn extents(&self, lens: [usize; AXES], outs: [usize; AXES]) -> Extents {
+        let [_, h, w] = self.axes;
+        let (pitch, rows) = (w.extent(lens[2], outs[2]), h.extent(lens[1], outs[1]));
+        let all = rows * pitch;
+        let flat = lens[0] == 1 && outs[0] == 1 && self.axes[0].size == 1;
+        Extents { pitch, rows, as_one: flat && h.stride == 1 && w.stride == 1 && all <= SMALL }
+    }
+}
+
+/// What the windows see of a plane, the border included.
+#[derive(Clone, Copy, Debug)]
+struct Extents {
+    pitch: usize,
+    rows: usize,
+    /// Whether the plane is merged as one row.
+    as_one: bool,
+}
+
+impl Extents {
+    /// Elements that a worker needs: the plane, its merged rows and its merged columns, or a row
+    /// and its merged columns.
+    fn scratch(&self) -> usize {
+        match self.as_one {
+            true => (3 * self.rows * self.pitch).next_multiple_of(16),
+            false => (2 * self.pitch).next_multiple_of(16),
+        }
     }
 }
 
 impl Axis {
+    /// Elements as far as windows reach.
+    fn extent(&self, input: usize, output: usize) -> usize {
+        let reach = output.saturating_sub(1) * self.stride + (self.size - 1) * self.dilation + 1;
+        reach.max(self.before + input)
+    }
+
     /// How many elements of the window of output `o` count.
     fn count(&self, o: usize, len: usize, include_pad: bool) -> usize {
         let inside = |at: usize| match include_pad {
@@ -105,9 +138,8 @@ impl Axis {
 
 impl Kernel for Pool {
     fn scratch(&self, limits: &[RawTensor]) -> usize {
-        let (x, y) = (&limits[0], &limits[1]);
-        let len = self.row_len(x.dims[x.rank - 1], y.dims[y.rank - 1]);
-        self.threads * len.next_multiple_of(16) * size_of::<f32>()
+        let [lens, outs] = [0, 1].map(|i| spatial(&limits[i].dims[..limits[i].rank]));
+        self.threads * self.extents(lens, outs).scratch() * size_of::<f32>()
     }
 
     fn run(&self, io: &Io<'_>) -> Result<(), String> {
@@ -126,13 +158,15 @@ impl Pool {
         let x = io.slice::<M::Elem>(0);
         let (lens, outs) = (spatial(io.dims(0)), spatial(io.out_dims(0)));
         let (in_len, out_len) = (lens.iter().product::<usize>(), outs.iter().product::<usize>());
-        let row_len = self.row_len(lens[2], outs[2]);
-        let start = io.worker.index * row_len.next_multiple_of(16);
-        // SAFETY: each worker has a row of its own.
-        let row = unsafe { io.scratch::<M::Elem>().range(start, row_len) };
+        let extents = self.extents(lens, outs);
+        let own = extents.scratch();
+        // SAFETY: each worker has a part of its own.
+        let scratch = unsafe { io.scratch::<M::Elem>().range(io.worker.index * own, own) };
+        scratch.fill(M::NEUTRAL);
         io.rows::<M::Elem>(0, out_len, |plane, out| {
             let x = &x[plane * in_len..][..in_len];
-            self.isa.run(Plane::<M> { pool: self, lens, outs, x, row: &mut *row, out });
+            let scratch = &mut *scratch;
+            self.isa.run(Plane::<M> { pool: self, lens, outs, extents, x, scratch, out });
         });
     }
 }
@@ -196,9 +230,22 @@ struct Plane<'a, M: Merge> {
     pool: &'a Pool,
     lens: [usize; AXES],
     outs: [usize; AXES],
+    extents: Extents,
     x: &'a [M::Elem],
-    row: &'a mut [M::Elem],
+    /// Neutral wherever the border of a plane that is merged as one row lies.
+    scratch: &'a mut [M::Elem],
     out: &'a mut [M::Elem],
+}
+
+/// Merges into each element of `to` those of `from` that are `apart`, `size` in all.
+#[inline(always)]
+fn merge_all<M: Merge>(to: &mut [M::Elem], from: &[M::Elem], size: usize, apart: usize) {
+    to.fill(M::NEUTRAL);
+    for k in 0..size {
+        for (a, &b) in to.iter_mut().zip(&from[k * apart..]) {
+            *a = M::merge(*a, b);
+        }
+    }
 }
 
 impl<M: Merge> SimdOp for Plane<'_, M> {
@@ -207,9 +254,43 @@ impl<M: Merge> SimdOp for Plane<'_, M> {
     // The loops are plain ones: compiled for the instruction set they become vectors.
     #[inline(always)]
     fn eval<S: Isa>(self, _: S) {
+        match self.extents.as_one {
+            true => self.as_one(),
+            false => self.by_rows(),
+        }
+    }
+}
+
+impl<M: Merge> Plane<'_, M> {
+    #[inline(always)]
+    fn as_one(self) {
+        let [_, h, w] = self.pool.axes;
+        let ([_, _, width], [_, height, columns]) = (self.lens, self.outs);
+        let Extents { pitch, rows, .. } = self.extents;
+        if width == 0 || height * columns == 0 {
+            return self.out.fill(M::NEUTRAL);
+        }
+        let (plane, rest) = self.scratch.split_at_mut(rows * pitch);
+        let (tall, rest) = rest.split_at_mut(height * pitch);
+        let wide = &mut rest[..(height - 1) * pitch + columns];
+        let inner = plane.chunks_exact_mut(pitch).skip(h.before);
+        for (row, line) in inner.zip(self.x.chunks_exact(width)) {
+            row[w.before..][..width].copy_from_slice(line);
+        }
+        merge_all::<M>(tall, plane, h.size, h.dilation * pitch);
+        merge_all::<M>(wide, tall, w.size, w.dilation);
+        for (o, line) in self.out.chunks_exact_mut(columns).enumerate() {
+            line.copy_from_slice(&wide[o * pitch..][..columns]);
+            M::finish(self.pool, self.lens, [0, o], line);
+        }
+    }
+
+    #[inline(always)]
+    fn by_rows(self) {
         let [d, h, w] = self.pool.axes;
         let [_, n_rows, width] = self.lens;
-        let (row, mut out) = (self.row, self.out);
+        let (row, wide) = self.scratch.split_at_mut(self.extents.pitch);
+        let mut out = self.out;
         for o0 in 0..self.outs[0] {
             for o1 in 0..self.outs[1] {
                 row.fill(M::NEUTRAL);
@@ -224,15 +305,19 @@ impl<M: Merge> SimdOp for Plane<'_, M> {
                 }
                 let (line, rest) = out.split_at_mut(self.outs[2]);
                 out = rest;
-                line.fill(M::NEUTRAL);
-                for k in 0..w.size {
-                    let from = &row[k * w.dilation..];
-                    if w.stride == 1 {
+                if w.stride == 1 {
+                    merge_all::<M>(line, row, w.size, w.dilation);
+                } else if w.stride <= SHORT {
+                    let wide = &mut wide[..line.len().saturating_sub(1) * w.stride + 1];
+                    merge_all::<M>(wide, row, w.size, w.dilation);
+                    for (slot, &v) in line.iter_mut().zip(wide.iter().step_by(w.stride)) {
+                        *slot = v;
+                    }
+                } else {
+                    line.fill(M::NEUTRAL);
+                    for k in 0..w.size {
+                        let from = row[k * w.dilation..].iter().step_by(w.stride);
                         for (a, &b) in line.iter_mut().zip(from) {
-                            *a = M::merge(*a, b);
-                        }
-                    } else {
-                        for (a, &b) in line.iter_mut().zip(from.iter().step_by(w.stride)) {
                             *a = M::merge(*a, b);
                         }
                     }

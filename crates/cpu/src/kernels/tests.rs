@@ -427,3 +427,74 @@ fn between_codes_nothing_is_decoded() {
         check(graph.clone(), &[("x".to_owned(), t.clone())], isa, 2, true);
     }
 }
+
+/// Slices and concatenations of rows, in whatever order, lie in one another where they can.
+#[test]
+fn what_lies_in_other_values_is_what_copies_would_be() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let mut b = Builder::new();
+        let mut inputs = Vec::new();
+        let mut values = Vec::new();
+        for i in 0..2 {
+            let t = tensor(DType::F32, &[1 + random.below(6), 5], &mut random);
+            values.push(b.input(&format!("x{i}"), Fact::of(&t)));
+            inputs.push((format!("x{i}"), t));
+        }
+        for _ in 0..12 {
+            let x = values[values.len() - 1 - random.below(values.len().min(5))];
+            let rows = b.fact(x).shape[0].known().unwrap();
+            let made = match random.below(6) {
+                0 if rows > 1 => {
+                    let start = random.below(rows);
+                    b.slice(x, 0, start, 1 + random.below(rows - start)).unwrap()
+                }
+                1 => {
+                    let flat = b.reshape(x, [(rows * 5).into()]).unwrap();
+                    b.reshape(flat, [rows.into(), 5.into()]).unwrap()
+                }
+                2 => {
+                    let wide = b.reshape(x, [1, rows, 1, 5].map(Into::into)).unwrap();
+                    let moved = b.permute(wide, &[1, 2, 3, 0]).unwrap();
+                    b.reshape(moved, [rows.into(), 5.into()]).unwrap()
+                }
+                3 | 4 => {
+                    let n = 2 + random.below(3);
+                    let parts: Vec<ValueId> =
+                        (0..n).map(|_| values[random.below(values.len())]).collect();
+                    b.concat(&parts, 0).unwrap()
+                }
+                _ => op(&mut b, Atom::Add, &[x, x]),
+            };
+            if b.fact(made).shape[0].known().unwrap() <= 60 {
+                values.push(made);
+            }
+        }
+        for i in (0..values.len()).filter(|_| random.below(3) == 0) {
+            b.output(&format!("y{i}"), values[i]);
+        }
+        b.output("last", values[values.len() - 1]);
+        check(b.finish(), &inputs, AnyIsa::best(), 1 + seed as usize % 2, true);
+    }
+}
+
+/// Halves of channels, one of them changed, and all three together: nothing is copied.
+#[test]
+fn parts_are_made_where_they_belong() {
+    let mut b = Builder::new();
+    let t = tensor(DType::F32, &[1, 6, 2, 3], &mut Random(1));
+    let x = b.input("x", Fact::of(&t));
+    let none = Attrs::new;
+    let both = b.jet(&cyb_jets::SOFTMAX, none().with("axis", 1usize), &[x]).unwrap();
+    let halves = [0, 3].map(|start| b.slice(both, 1, start, 3).unwrap());
+    let more = b.jet(&cyb_jets::SOFTMAX, none().with("axis", 2usize), &[halves[1]]).unwrap();
+    let all = b.concat(&[halves[0], halves[1], more], 1).unwrap();
+    let y = b.jet(&cyb_jets::SOFTMAX, none().with("axis", 3usize), &[all]).unwrap();
+    b.output("y", y);
+    let graph = b.finish();
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Arc::new(Team::new(1).unwrap())));
+    let executor = Executor::prepare(graph.clone(), &[backend], PrepareOptions::default()).unwrap();
+    let ops: Vec<&str> = executor.steps().iter().map(|step| step.op).collect();
+    assert_eq!(ops, ["softmax"; 3]);
+    check(graph, &[("x".to_owned(), t)], AnyIsa::best(), 2, false);
+}

@@ -411,6 +411,9 @@ fn build_concat(b: &mut Build<'_>) -> Result<Box<dyn Kernel>, ExecError> {
     Ok(Box::new(Concat { axis }))
 }
 
+/// Bytes of a row that a worker copies at a time.
+const PIECE: usize = 1 << 15;
+
 #[derive(Debug)]
 struct Concat {
     axis: usize,
@@ -435,14 +438,25 @@ impl Kernel for Concat {
             return Ok(());
         }
         let out = io.output_bytes(0);
-        io.each(outer, |i| {
-            // SAFETY: rows do not overlap and each goes to one worker.
-            let mut rest = unsafe { out.range(i * row, row) };
-            for part in 0..io.inputs.len() {
+        let pieces = row.div_ceil(PIECE);
+        io.each(outer * pieces, |unit| {
+            let (i, start) = (unit / pieces, unit % pieces * PIECE);
+            let end = row.min(start + PIECE);
+            let mut at = 0;
+            for (part, input) in io.inputs.iter().enumerate() {
                 let width = io.dims(part)[self.axis] * inner;
-                let (slot, tail) = rest.split_at_mut(width);
-                slot.copy_from_slice(&io.bytes(part)[i * width..][..width]);
-                rest = tail;
+                let (from, to) = (start.max(at), end.min(at + width));
+                let first = i * width + from.saturating_sub(at);
+                let place = i * row + from;
+                // A part may have been made where it belongs.
+                let moves = input.start.wrapping_add(first) != out.start().wrapping_add(place);
+                if from < to && moves {
+                    // SAFETY: pieces do not overlap and each goes to one worker; a part that lies
+                    // elsewhere in the output is not written.
+                    let slot = unsafe { out.range(place, to - from) };
+                    slot.copy_from_slice(&io.bytes(part)[first..first + (to - from)]);
+                }
+                at += width;
             }
         });
         Ok(())
