@@ -26,6 +26,8 @@ pub(crate) struct Aliases {
     inside: HashMap<ValueId, Home>,
     /// Outputs of nodes that have nothing left to do.
     done: HashSet<ValueId>,
+    /// Of the values that lie in no other.
+    uses: HashMap<ValueId, Use>,
 }
 
 impl Aliases {
@@ -41,6 +43,20 @@ impl Aliases {
     /// Whether a node need not run, since its output is where it belongs without it.
     pub(crate) fn is_done(&self, node: &Node) -> bool {
         node.outputs.first().is_some_and(|v| self.done.contains(v))
+    }
+
+    /// Whether the first output of node number `i` may lie where its input does: nothing reads that
+    /// later, and neither lies in something larger.
+    pub(crate) fn may_take(&self, graph: &Graph, i: usize, input: ValueId) -> bool {
+        let node = &graph.nodes[i];
+        let output = node.outputs[0];
+        let home = self.home(input);
+        let Some((from, to)) = self.uses.get(&home.root).zip(self.uses.get(&output)) else {
+            return false;
+        };
+        let apart = node.inputs.iter().filter(|&&v| self.home(v).root == home.root).count() == 1;
+        let made = matches!(graph.value(home.root).source, Source::Node(..));
+        apart && made && from.last == i && from.bytes == to.bytes && to.first == i
     }
 
     /// The aliases of a graph of which only `live` nodes that are not `inside` a chain are steps.
@@ -98,6 +114,8 @@ impl Aliases {
                 found.join(graph, node, *axis, &overwritten, &mut uses, &mut load);
             }
         }
+        uses.retain(|v, _| !overwritten.contains(v));
+        found.uses = uses;
         found
     }
 

@@ -41,6 +41,12 @@ pub(crate) trait Kernel: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether the first output may lie where input `i` does, which has its shape: every element is
+    /// read before it is written, by the worker that writes it.
+    fn overwrites(&self, _input: usize) -> bool {
+        false
+    }
+
     fn run(&self, io: &Io<'_>) -> Result<(), String>;
 }
 

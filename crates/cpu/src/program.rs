@@ -202,33 +202,13 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
             places.insert(node.outputs[0], places[&node.inputs[0]].clone());
             continue;
         }
-        for (output, &v) in node.outputs.iter().enumerate() {
-            let in_place = match &node.op {
-                Op::Jet(jet, _) => jet.in_place.iter().find(|(_, o)| *o == output),
-                Op::Atom(_) => None,
-            };
-            let place = match in_place {
-                Some((input, _)) => places[&node.inputs[*input]].clone(),
-                None => {
-                    let home = aliases.home(v);
-                    let buffer = *buffers.entry(home.root).or_insert_with(|| {
-                        alive.push((now, now));
-                        alive.len() - 1
-                    });
-                    Place::Buffer(buffer, home.offset)
-                }
-            };
-            places.insert(v, place);
-        }
-        if aliases.is_done(node) {
-            continue;
-        }
         let call = Call::of(&graph, node);
         let row = if backend.kernels { kernel::find(&call) } else { None };
-        let (kernel, name): (Box<dyn Kernel>, _) = match (chain, row) {
+        let kernel: Option<(Box<dyn Kernel>, _)> = match (chain, row) {
+            _ if aliases.is_done(node) => None,
             (Some(chain), _) => {
                 let (isa, workers) = (backend.isa, backend.team.count());
-                (Box::new(ChainKernel { chain, isa, workers }), "chain")
+                Some((Box::new(ChainKernel { chain, isa, workers }), "chain"))
             }
             (None, Some(row)) => {
                 let mut build = Build {
@@ -240,13 +220,42 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
                     weights: &mut weights,
                     shared: &backend.shared,
                 };
-                ((row.build)(&mut build)?, row.name)
+                Some(((row.build)(&mut build)?, row.name))
             }
             (None, None) => {
                 let atoms = Atoms { op: node.op.clone(), symbols: symbols.clone() };
-                (Box::new(atoms), "atoms")
+                Some((Box::new(atoms), "atoms"))
             }
         };
+        for (output, &v) in node.outputs.iter().enumerate() {
+            let in_place = match &node.op {
+                Op::Jet(jet, _) => jet.in_place.iter().find(|(_, o)| *o == output),
+                Op::Atom(_) => None,
+            };
+            let place = match in_place {
+                Some((input, _)) => places[&node.inputs[*input]].clone(),
+                None => {
+                    let home = aliases.home(v);
+                    let taken = (0..inputs.len()).find(|&i| {
+                        let fits =
+                            output == 0 && kernel.as_ref().is_some_and(|k| k.0.overwrites(i));
+                        fits && aliases.may_take(&graph, index, inputs[i])
+                    });
+                    if let Some(i) = taken
+                        && let Place::Buffer(buffer, _) = places[&inputs[i]]
+                    {
+                        buffers.insert(v, buffer);
+                    }
+                    let buffer = *buffers.entry(home.root).or_insert_with(|| {
+                        alive.push((now, now));
+                        alive.len() - 1
+                    });
+                    Place::Buffer(buffer, home.offset)
+                }
+            };
+            places.insert(v, place);
+        }
+        let Some((kernel, name)) = kernel else { continue };
         let start = operands.len();
         operands.extend(inputs.iter().map(|v| v.index()));
         let middle = operands.len();

@@ -4,6 +4,8 @@
 //! with the greatest of a window, so that it meets what was decoded. And exact sums that are encoded
 //! are one step with the convolution that makes them.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cyb_interp::evaluate_node;
@@ -22,8 +24,9 @@ const MOST_VALUES: usize = 64;
 /// Codes of 8 bits.
 const CODES: usize = 256;
 
-pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
-    let rule = |name, apply: fn(&Graph, &Node) -> Option<Patch>| Rule {
+pub(crate) fn rules<'a>(backends: &'a [Arc<dyn Backend>], known: &'a Known) -> Vec<Rule<'a>> {
+    type Apply<'a> = Box<dyn Fn(&Graph, &Node) -> Option<Patch> + 'a>;
+    let rule = |name, apply: Apply<'a>| Rule {
         name,
         apply: Box::new(move |graph: &Graph, id: NodeId| match apply(graph, graph.node(id)) {
             None => Outcome::NoMatch,
@@ -31,12 +34,42 @@ pub(crate) fn rules(backends: &[Arc<dyn Backend>]) -> Vec<Rule<'_>> {
         }),
     };
     vec![
-        rule("convolution to codes", requantized),
-        rule("function of a code", tabulated),
-        rule("convolution and table", through_table),
-        rule("limits of a code", limited),
-        rule("codes that move", moved),
+        rule("convolution to codes", Box::new(requantized)),
+        rule("function of a code", Box::new(|graph, node| tabulated(graph, node, known))),
+        rule("convolution and table", Box::new(through_table)),
+        rule("limits of a code", Box::new(limited)),
+        rule("codes that move", Box::new(|graph, node| moved(graph, node, known))),
     ]
+}
+
+/// Which calls are elementwise, as far as that was asked: every rule asks it of the same calls, in
+/// every sweep.
+#[derive(Default)]
+pub(crate) struct Known(RefCell<HashMap<(Op, Vec<Fact>), bool>>);
+
+impl Known {
+    fn is_elementwise(&self, op: &Op, facts: Vec<Fact>) -> bool {
+        if matches!(op, Op::Atom(_)) {
+            return is_elementwise(op, &facts);
+        }
+        let mut known = self.0.borrow_mut();
+        *known
+            .entry((op.clone(), facts))
+            .or_insert_with_key(|(op, facts)| is_elementwise(op, facts))
+    }
+}
+
+/// A walk back through what a value is made of.
+struct Search<'a> {
+    known: &'a Known,
+    /// Values that it may still visit.
+    left: usize,
+}
+
+impl Search<'_> {
+    fn new(known: &Known) -> Search<'_> {
+        Search { known, left: MOST_VALUES }
+    }
 }
 
 /// The rewrite if some backend has a kernel for each of its operations.
@@ -107,13 +140,13 @@ enum Of {
 }
 
 /// What `v` is an elementwise function of, if it is a function of numbers and of one code at most.
-fn function_of(graph: &Graph, v: ValueId, left: &mut usize) -> Option<Of> {
-    *left = left.checked_sub(1)?;
+fn function_of(graph: &Graph, v: ValueId, search: &mut Search<'_>) -> Option<Of> {
+    search.left = search.left.checked_sub(1)?;
     if graph.tensor(v).is_some() {
         return one(graph, v).map(|_| Of::Nothing);
     }
     let fact = graph.fact(v);
-    let through = graph.producer(v).and_then(|node| inputs_of(graph, node, left));
+    let through = graph.producer(v).and_then(|node| inputs_of(graph, node, search));
     match through {
         Some(of) => Some(of),
         None => is_code(fact.dtype).then_some(Of::Code(v)),
@@ -122,9 +155,9 @@ fn function_of(graph: &Graph, v: ValueId, left: &mut usize) -> Option<Of> {
 
 /// What the inputs of an elementwise node are functions of. Reshapes are nothing here: all values of a
 /// function of one code have as many elements, in the same order.
-fn inputs_of(graph: &Graph, node: &Node, left: &mut usize) -> Option<Of> {
+fn inputs_of(graph: &Graph, node: &Node, search: &mut Search<'_>) -> Option<Of> {
     let facts: Vec<Fact> = node.inputs.iter().map(|&v| graph.fact(v).clone()).collect();
-    let fits = is_reshape(&node.op) || is_elementwise(&node.op, &facts);
+    let fits = is_reshape(&node.op) || search.known.is_elementwise(&node.op, facts);
     if node.outputs.len() != 1 || !fits {
         return None;
     }
@@ -133,7 +166,7 @@ fn inputs_of(graph: &Graph, node: &Node, left: &mut usize) -> Option<Of> {
     for (i, &input) in node.inputs.iter().enumerate() {
         let own = match graph.tensor(input) {
             Some(_) if is_table && i == 1 => Of::Nothing,
-            _ => function_of(graph, input, left)?,
+            _ => function_of(graph, input, search)?,
         };
         of = match (of, own) {
             (Of::Nothing, own) => own,
@@ -154,8 +187,16 @@ fn elements(graph: &Graph, v: ValueId) -> Option<usize> {
     graph.fact(v).shape.iter().map(|d| d.known()).product()
 }
 
-/// A value at each code in turn, with the code's 8 bits as the place.
-fn table_of(graph: &Graph, v: ValueId, code: ValueId) -> Option<Tensor> {
+/// A value at each code in turn, with the code's 8 bits as the place; `made` are those of before.
+fn table_of(
+    graph: &Graph,
+    v: ValueId,
+    code: ValueId,
+    made: &mut HashMap<ValueId, Tensor>,
+) -> Option<Tensor> {
+    if let Some(table) = made.get(&v) {
+        return Some(table.clone());
+    }
     if v == code {
         let dtype = graph.fact(code).dtype;
         let all: Vec<u8> = (0..=u8::MAX).collect();
@@ -168,23 +209,25 @@ fn table_of(graph: &Graph, v: ValueId, code: ValueId) -> Option<Tensor> {
     }
     let node = graph.producer(v)?;
     if is_reshape(&node.op) {
-        return table_of(graph, node.inputs[0], code);
+        return table_of(graph, node.inputs[0], code, made);
     }
-    let inputs: Option<Vec<Tensor>> =
-        node.inputs.iter().map(|&input| table_of(graph, input, code)).collect();
-    evaluate_node(&node.op, &inputs?, &Bindings::new()).ok()?.into_iter().next()
+    let inputs = node.inputs.iter().map(|&input| table_of(graph, input, code, made));
+    let inputs = inputs.collect::<Option<Vec<Tensor>>>()?;
+    let table = evaluate_node(&node.op, &inputs, &Bindings::new()).ok()?.into_iter().next()?;
+    made.insert(v, table.clone());
+    Some(table)
 }
 
 /// A function of one code that gives a code, as a table.
-fn tabulated(graph: &Graph, node: &Node) -> Option<Patch> {
+fn tabulated(graph: &Graph, node: &Node, known: &Known) -> Option<Patch> {
     let Op::Jet(jet, _) = &node.op else { return None };
     // What encodes, and one table after another.
     let after_table = || jet_node(graph, node.inputs[0], LOOKUP.name).is_some();
     if *jet != &AFFINE_QUANTIZE && !(*jet == &LOOKUP && after_table()) {
         return None;
     }
-    let Of::Code(code) = inputs_of(graph, node, &mut { MOST_VALUES })? else { return None };
-    let table = table_of(graph, node.outputs[0], code)?;
+    let Of::Code(code) = inputs_of(graph, node, &mut Search::new(known))? else { return None };
+    let table = table_of(graph, node.outputs[0], code, &mut HashMap::new())?;
     let mut patch = Patch::new();
     let mut y = Tap::Old(code);
     let same = table.dtype() == graph.fact(code).dtype
@@ -203,15 +246,15 @@ fn tabulated(graph: &Graph, node: &Node) -> Option<Patch> {
 }
 
 /// Whether encoding `v` would meet decoded codes, on the other side of what moves them.
-fn was_decoded(graph: &Graph, v: ValueId, left: &mut usize) -> bool {
-    if *left == 0 || graph.fact(v).dtype != DType::F32 {
+fn was_decoded(graph: &Graph, v: ValueId, search: &mut Search<'_>) -> bool {
+    if search.left == 0 || graph.fact(v).dtype != DType::F32 {
         return false;
     }
-    if matches!(function_of(graph, v, left), Some(Of::Code(_))) {
+    if matches!(function_of(graph, v, search), Some(Of::Code(_))) {
         return true;
     }
     let Some(node) = graph.producer(v) else { return false };
-    moves(&node.op) && moved_inputs(node).iter().all(|&input| was_decoded(graph, input, left))
+    moves(&node.op) && moved_inputs(node).iter().all(|&input| was_decoded(graph, input, search))
 }
 
 /// Whether an operation only moves elements, or picks the greatest.
@@ -249,11 +292,11 @@ fn moved_inputs(node: &Node) -> &[ValueId] {
 }
 
 /// Codes of what was moved, as what is moved of the codes.
-fn moved(graph: &Graph, node: &Node) -> Option<Patch> {
+fn moved(graph: &Graph, node: &Node, known: &Known) -> Option<Patch> {
     let encoder = Encoder::of(graph, node)?;
     let mover = graph.producer(node.inputs[0]).filter(|m| moves(&m.op))?;
     let inputs = moved_inputs(mover);
-    if !inputs.iter().all(|&input| was_decoded(graph, input, &mut { MOST_VALUES })) {
+    if !inputs.iter().all(|&input| was_decoded(graph, input, &mut Search::new(known))) {
         return None;
     }
     let mut op = mover.op.clone();

@@ -83,7 +83,8 @@ fn activable(graph: &Graph, v: ValueId) -> Option<(&Node, &Attrs, &'static Jet)>
     Some((conv, attrs, if added { &CONV_ADD } else { &CONV_ACTIVATION }))
 }
 
-/// The sum of a convolution that nothing else reads and a value of its shape.
+/// The sum of a convolution that nothing else reads and a value of its shape; the convolution may
+/// have been added to one such value already.
 pub(crate) fn added(graph: &Graph, id: NodeId) -> Option<Fused> {
     let node = graph.node(id);
     let &[a, b] = node.inputs.as_slice() else { return None };
@@ -93,13 +94,12 @@ pub(crate) fn added(graph: &Graph, id: NodeId) -> Option<Fused> {
     [(a, b), (b, a)].into_iter().find_map(|(kept, sum)| {
         let (conv, attrs) = bare(graph, sum)?;
         let apart = graph.fact(kept) == graph.fact(sum) && graph.tensor(kept).is_none();
-        let &[x, w, bias] = conv.inputs.as_slice() else { return None };
-        if !apart || reads(graph, sum) != 1 {
+        if !apart || !(3..=4).contains(&conv.inputs.len()) || reads(graph, sum) != 1 {
             return None;
         }
         let kept_attrs = attrs.iter().filter(|(name, _)| *name != "activation");
         let attrs = kept_attrs.fold(Attrs::new(), |all, (name, v)| all.with(name, v.clone()));
-        let inputs = vec![x, w, bias, kept];
+        let inputs = conv.inputs.iter().copied().chain([kept]).collect();
         Some(Fused { jet: &CONV_ADD, attrs, inputs, outputs: node.outputs.clone() })
     })
 }

@@ -39,7 +39,8 @@ pub fn optimize(
     }
     // After recognition, so that a jet's constants are still where its definition has them.
     graph = run(graph, &[folding()], &mut log)?;
-    graph = run(graph, &fuse_codes::rules(backends), &mut log)?;
+    let known = fuse_codes::Known::default();
+    graph = run(graph, &fuse_codes::rules(backends, &known), &mut log)?;
     // Last, since it takes whole jets.
     for rules in fuse::stages(backends) {
         graph = run(graph, &rules, &mut log)?;

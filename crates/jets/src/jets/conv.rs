@@ -63,15 +63,18 @@ pub static CONV_ACTIVATION: Jet = Jet {
     in_place: &[],
 };
 
-/// `conv_add{..., activation?, slope?, input_slope?}(x, w, bias[M], residual)`: [`CONV`] added to
-/// `residual`, and an activation of the sum; attributes are those of [`CONV_ACTIVATION`].
+/// `conv_add{..., activation?, slope?, input_slope?}(x, w, bias[M], residual, more?)`: [`CONV`] added
+/// to `residual`, that to `more`, and an activation of the sum; attributes are those of
+/// [`CONV_ACTIVATION`].
 pub static CONV_ADD: Jet = Jet {
     name: "conv_add",
     summary: "convolution added to a residual",
     define: |b, inputs, attrs| {
-        arity("conv_add", inputs, 4..=4)?;
-        let y = bent_conv(b, &inputs[..3], attrs)?;
-        let y = b.add(inputs[3], y)?;
+        arity("conv_add", inputs, 4..=5)?;
+        let mut y = bent_conv(b, &inputs[..3], attrs)?;
+        for &residual in &inputs[3..] {
+            y = b.add(residual, y)?;
+        }
         Ok(vec![if attrs.get("activation").is_some() { activate(b, y, attrs)? } else { y }])
     },
     signatures: || {
@@ -94,7 +97,8 @@ pub static CONV_ADD: Jet = Jet {
             let bends = number % 2 == 0;
             let attrs = if bends { attrs.with("input_slope", 0.3) } else { attrs };
             let attrs = if number % 3 == 0 { attrs.with("activation", "relu") } else { attrs };
-            shape.case(attrs).normal(&outputs)
+            let case = shape.case(attrs).normal(&outputs);
+            if number % 4 < 2 { case.normal(&outputs) } else { case }
         })
         .collect()
     },

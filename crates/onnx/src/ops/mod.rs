@@ -1,6 +1,7 @@
 //! The operators: a row each, a file a family.
 
 mod attention;
+mod bits;
 mod cast;
 mod contrib;
 mod conv;
@@ -44,6 +45,7 @@ const MICROSOFT: &str = "com.microsoft";
 
 static FAMILIES: &[(&str, Rows)] = &[
     ("", attention::ROWS),
+    ("", bits::ROWS),
     ("", cast::ROWS),
     ("", einsum::ROWS),
     ("", spectral::ROWS),

@@ -22,7 +22,7 @@ use cyb_simd::AnyIsa;
 use cyb_tensor::Tensor;
 
 use self::few::Few;
-use self::product::{COLUMNS, Fill, FillBand, ROWS_OF_BLOCK, Unit};
+use self::product::{COLUMNS, Fill, FillBand, ROWS_OF_BLOCK, Residuals, Unit};
 use self::winograd::Winograd;
 use super::geometry::{Geometry, Layout, MAX_AXES, Part};
 use super::{attrs_of, decode_row, decodes};
@@ -209,15 +209,63 @@ impl Conv {
     fn band_floats(&self, bands: &Bands) -> usize {
         self.layout.channels * bands.len + SLACK
     }
+}
 
-    /// Blocks of rows in one unit of work.
-    fn chunk(&self, tiles: usize, blocks: usize) -> usize {
-        let mut chunk = MAX_BLOCKS.min(blocks).max(1);
-        while chunk > 1 && tiles * blocks.div_ceil(chunk) < ENOUGH_UNITS {
-            chunk = chunk.div_ceil(2);
-        }
-        chunk
+/// How blocks of rows of tiles are dealt out: tile by tile in chunks, and the last few chunks, which
+/// some workers would wait for, in pieces.
+#[derive(Clone, Copy, Debug)]
+struct Deal {
+    blocks: usize,
+    /// Blocks of a chunk, and chunks of a tile.
+    chunk: usize,
+    chunks: usize,
+    /// Chunks that are not cut, of all tiles.
+    whole: usize,
+    /// Blocks of a piece of the others, pieces of a chunk, and all pieces.
+    piece: usize,
+    pieces: usize,
+    all_pieces: usize,
+}
+
+impl Deal {
+    /// Chunks to a worker from which it does not matter that they do not come out even.
+    const MANY: usize = 32;
+
+    fn new(tiles: usize, blocks: usize, chunk: usize, workers: usize) -> Deal {
+        let chunks = blocks.div_ceil(chunk);
+        let all = tiles * chunks;
+        let left = if all < Deal::MANY * workers { all % workers } else { 0 };
+        let parts = if left == 0 { 1 } else { workers.div_ceil(left).min(chunk) };
+        let piece = chunk.div_ceil(parts);
+        let pieces = chunk.div_ceil(piece);
+        Deal { blocks, chunk, chunks, whole: all - left, piece, pieces, all_pieces: left * pieces }
     }
+
+    fn units(&self) -> usize {
+        self.whole + self.all_pieces
+    }
+
+    /// The tile of a unit, its first block, and how many blocks it has, none perhaps.
+    fn unit(&self, unit: usize) -> (usize, usize, usize) {
+        let (number, from, len) = match unit.checked_sub(self.whole) {
+            None => (unit, 0, self.chunk),
+            Some(piece) => {
+                let from = piece % self.pieces * self.piece;
+                (self.whole + piece / self.pieces, from, self.piece.min(self.chunk - from))
+            }
+        };
+        let block = number % self.chunks * self.chunk + from;
+        (number / self.chunks, block, len.min(self.blocks.saturating_sub(block)))
+    }
+}
+
+/// Blocks of rows of a chunk, so that there are enough chunks.
+fn chunk_of(tiles: usize, blocks: usize) -> usize {
+    let mut chunk = MAX_BLOCKS.min(blocks).max(1);
+    while chunk > 1 && tiles * blocks.div_ceil(chunk) < ENOUGH_UNITS {
+        chunk = chunk.div_ceil(2);
+    }
+    chunk
 }
 
 /// A run of the kernel: its operands, and where things are.
@@ -227,7 +275,7 @@ struct Running<'a> {
     regions: Regions,
     x: &'a [f32],
     bias: Option<&'a [f32]>,
-    residual: Option<&'a [f32]>,
+    residuals: Residuals,
     out: Shared<'a, f32>,
     /// This worker's running sums.
     sums: *mut f32,
@@ -236,6 +284,10 @@ struct Running<'a> {
 impl Kernel for Conv {
     fn reads(&self, input: usize) -> bool {
         input != 1
+    }
+
+    fn overwrites(&self, input: usize) -> bool {
+        input > 2
     }
 
     fn scratch(&self, limits: &[RawTensor]) -> usize {
@@ -278,7 +330,7 @@ impl Kernel for Conv {
             conv: self,
             x: io.slice::<f32>(0),
             bias: (io.inputs.len() > 2).then(|| io.slice::<f32>(2)),
-            residual: (io.inputs.len() > 3).then(|| io.slice::<f32>(3)),
+            residuals: Residuals::of(io),
             out: io.output::<f32>(0),
             sums: scratch.start().wrapping_add(regions.sums + io.worker.index * sums_len),
             g,
@@ -335,7 +387,7 @@ impl Running<'_> {
             rows_of_block: conv.rows_of_block,
             rows: (layout.rows - row).min(count * conv.rows_of_block),
             bias: self.bias.map(|b| &b[group * layout.rows + row..]),
-            residual: self.residual.map(|r| &r[at..]),
+            residuals: self.residuals.from(at),
             activation: conv.activation,
             sums: self.sums,
             out: self.out.start().wrapping_add(at),
@@ -369,10 +421,12 @@ impl Running<'_> {
         let tiles_of = |part: usize| layout.positions(g, part).div_ceil(COLUMNS);
         let tiles: usize = (0..layout.parts.len()).map(tiles_of).sum();
         let products = g.images * layout.groups * tiles;
-        let chunk = conv.chunk(products, blocks);
-        let chunks = blocks.div_ceil(chunk);
-        io.each(products * chunks, |unit| {
-            let (rest, chunk_idx) = (unit / chunks, unit % chunks);
+        let deal = Deal::new(products, blocks, chunk_of(products, blocks), conv.threads);
+        io.each(deal.units(), |unit| {
+            let (rest, block, count) = deal.unit(unit);
+            if count == 0 {
+                return;
+            }
             let (product, mut tile) = (rest / tiles, rest % tiles);
             let mut part = 0;
             while tile >= tiles_of(part) {
@@ -388,8 +442,6 @@ impl Running<'_> {
                 scratch.start().wrapping_add(regions.planes + first_channel * g.channel_len)
             };
             let tail: *const f32 = scratch.start().wrapping_add(regions.tail + first_channel * 16);
-            let block = chunk_idx * chunk;
-            let count = chunk.min(blocks - block);
             self.unit(offsets, product, (part, tile * COLUMNS), (block, count), planes, tail);
         });
     }
@@ -432,5 +484,29 @@ impl Running<'_> {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_of_every_tile_is_dealt_once() {
+        for (tiles, blocks, chunk, workers) in
+            (1..12).flat_map(|t| (1..12).map(move |b| (t, b))).flat_map(|(t, b)| {
+                let chunks = (1..=b).flat_map(|c| [1, 2, 3, 8].map(|w| (c, w)));
+                chunks.map(move |(c, w)| (t, b, c, w))
+            })
+        {
+            let deal = Deal::new(tiles, blocks, chunk, workers);
+            let mut done = vec![0; tiles * blocks];
+            for unit in 0..deal.units() {
+                let (tile, block, count) = deal.unit(unit);
+                let rows = done[tile * blocks..].iter_mut().skip(block).take(count);
+                rows.for_each(|n| *n += 1);
+            }
+            assert!(done.iter().all(|n| *n == 1), "{deal:?}");
+        }
     }
 }

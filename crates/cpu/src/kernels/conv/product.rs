@@ -4,6 +4,7 @@ use cyb_simd::{Isa, LANES, SimdOp};
 
 use super::super::geometry::{Geometry, Layout, Line, PlaneRows};
 use crate::activation::Activation;
+use crate::io::Io;
 
 /// Output channels whose weights lie side by side.
 pub(super) const ROWS_OF_BLOCK: usize = 8;
@@ -14,6 +15,34 @@ pub(super) const COLUMNS: usize = VECTORS * LANES;
 /// Rows of input, a tile wide and 5 cache lines at most, that stay in the first-level cache while
 /// every block of output channels reads them.
 const CACHED_ROWS: usize = 72;
+
+/// Tensors of the output's shape that are added to it. The output may lie where one of them does:
+/// an element is read by who then writes it.
+#[derive(Clone, Copy)]
+pub(super) struct Residuals([*const f32; 2]);
+
+impl Residuals {
+    /// Those of a `conv_add`, whose other inputs come first.
+    pub(super) fn of(io: &Io<'_>) -> Residuals {
+        Residuals([3, 4].map(|i| match io.inputs.get(i) {
+            Some(input) => {
+                assert_eq!(io.dims(i), io.out_dims(0), "a residual has the output's shape");
+                input.start.cast_const().cast()
+            }
+            None => std::ptr::null(),
+        }))
+    }
+
+    /// The parts from an element on.
+    pub(super) fn from(self, at: usize) -> Residuals {
+        Residuals(self.0.map(|p| if p.is_null() { p } else { p.wrapping_add(at) }))
+    }
+
+    #[inline(always)]
+    pub(super) fn each(self) -> impl Iterator<Item = *const f32> {
+        self.0.into_iter().take_while(|p| !p.is_null())
+    }
+}
 
 /// Writes the planes of a channel.
 pub(super) struct Fill<'a> {
@@ -131,8 +160,8 @@ pub(super) struct Unit<'a> {
     /// Output channels of the chunk.
     pub(super) rows: usize,
     pub(super) bias: Option<&'a [f32]>,
-    /// Added before the activation: the chunk's channels, as they lie in the output.
-    pub(super) residual: Option<&'a [f32]>,
+    /// Added before the activation.
+    pub(super) residuals: Residuals,
     pub(super) activation: Activation,
     /// Running sums of the worker: blocks of rows of [`COLUMNS`].
     pub(super) sums: *mut f32,
@@ -243,20 +272,24 @@ impl Unit<'_> {
                 if let Some(bias) = self.bias {
                     v = s.add(v, s.splat(bias[row]));
                 }
-                if let Some(residual) = self.residual {
-                    let channel = &residual[row * out_len..][..out_len];
-                    v = s.add(
-                        v,
-                        if whole {
-                            s.load_partial(&channel[start as usize..][..LANES])
-                        } else {
-                            let mut lanes = [0f32; LANES];
-                            for (lane, &place) in lanes.iter_mut().zip(places.iter()) {
-                                *lane = channel.get(place as usize).copied().unwrap_or(0.0);
+                for residual in self.residuals.each() {
+                    // SAFETY: the chunk's channels lie there as in the output; a place is inside.
+                    let channel = unsafe { residual.add(row * out_len) };
+                    let mut lanes = [0f32; LANES];
+                    if !whole {
+                        for (lane, &place) in lanes.iter_mut().zip(places.iter()) {
+                            if place != u32::MAX {
+                                // SAFETY: as above.
+                                *lane = unsafe { *channel.add(place as usize) };
                             }
-                            s.load_partial(&lanes)
-                        },
-                    );
+                        }
+                    }
+                    let more = match whole {
+                        // SAFETY: as above; a whole vector lies side by side.
+                        true => unsafe { s.load(channel.add(start as usize)) },
+                        false => s.load_partial(&lanes),
+                    };
+                    v = s.add(v, more);
                 }
                 v = self.activation.apply(s, v);
                 if whole {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
 
 use super::super::geometry::{Geometry, Layout};
-use super::product::{COLUMNS, Fill, ROWS_OF_BLOCK, Tile};
-use super::{ENOUGH_UNITS, SLACK};
+use super::product::{COLUMNS, Fill, ROWS_OF_BLOCK, Residuals, Tile};
+use super::{Deal, ENOUGH_UNITS, SLACK};
 use crate::activation::Activation;
 use crate::io::{Io, RawTensor};
 use crate::kernel::Kernel;
@@ -125,6 +125,10 @@ impl Kernel for Winograd {
         input != 1
     }
 
+    fn overwrites(&self, input: usize) -> bool {
+        input > 2
+    }
+
     fn scratch(&self, limits: &[RawTensor]) -> usize {
         let (x, y) = (&limits[0], &limits[limits.len() - 1]);
         let g = self.geometry(&x.dims[..x.rank], &y.dims[..y.rank]);
@@ -141,7 +145,7 @@ impl Kernel for Winograd {
         }
         let x = io.slice::<f32>(0);
         let bias = (io.inputs.len() > 2).then(|| io.slice::<f32>(2));
-        let residual = (io.inputs.len() > 3).then(|| io.slice::<f32>(3));
+        let residuals = Residuals::of(io);
         let scratch = io.scratch::<f32>();
         let own = self.planes_floats(&g);
         assert!(own + self.threads * self.own_floats() <= scratch.len(), "scratch of other shapes");
@@ -161,17 +165,18 @@ impl Kernel for Winograd {
         while chunk > 2 && products * blocks.div_ceil(chunk) < ENOUGH_UNITS / 4 {
             chunk = chunk.div_ceil(2);
         }
-        let chunks = blocks.div_ceil(chunk);
+        let deal = Deal::new(products, blocks, chunk, self.threads);
         let block_len = POINTS * layout.channels * ROWS_OF_BLOCK;
         let out = io.output::<f32>(0);
         let own = scratch.start().wrapping_add(own + io.worker.index * self.own_floats());
-        io.each(products * chunks, |unit| {
-            let (rest, chunk_idx) = (unit / chunks, unit % chunks);
+        io.each(deal.units(), |unit| {
+            let (rest, block, count) = deal.unit(unit);
+            if count == 0 {
+                return;
+            }
             let (product, tile) = (rest / tiles, rest % tiles);
             let group = product % layout.groups;
-            let block = chunk_idx * chunk;
             let row = block * ROWS_OF_BLOCK;
-            let count = chunk.min(blocks - block);
             let at = (product * layout.rows + row) * out_len;
             let planes = product * layout.channels * g.channel_len;
             self.isa.run(Unit {
@@ -183,7 +188,7 @@ impl Kernel for Winograd {
                 weights: &self.weights[(group * blocks + block) * block_len..][..count * block_len],
                 rows: (layout.rows - row).min(count * ROWS_OF_BLOCK),
                 bias: bias.map(|b| &b[group * layout.rows + row..]),
-                residual: residual.map(|r| &r[at..]),
+                residuals: residuals.from(at),
                 own,
                 out: out.start().wrapping_add(at),
                 out_floats: out.len() - at,
@@ -206,8 +211,8 @@ struct Unit<'a> {
     weights: &'a [f32],
     rows: usize,
     bias: Option<&'a [f32]>,
-    /// Added before the activation: the chunk's channels, as they lie in the output.
-    residual: Option<&'a [f32]>,
+    /// Added before the activation.
+    residuals: Residuals,
     /// The worker's own floats.
     own: *mut f32,
     /// The chunk's first output channel, and the floats from there to the end.
@@ -354,9 +359,11 @@ impl Unit<'_> {
                 for (i, points) in turned.into_iter().enumerate() {
                     let [even, odd] = backward(s, points);
                     let (mut even, mut odd) = (s.add(even, bias), s.add(odd, bias));
-                    if let Some(residual) = self.residual {
+                    for residual in self.residuals.each() {
+                        let runs = &runs[..n_runs];
+                        // SAFETY: the chunk's channels lie there as in the output.
                         let [more_even, more_odd] =
-                            self.residual_of(residual, row, i, &runs[..n_runs]);
+                            unsafe { self.residual_of(residual, row, i, runs) };
                         even = s.add(even, s.load_partial(&more_even));
                         odd = s.add(odd, s.load_partial(&more_odd));
                     }
@@ -387,10 +394,13 @@ impl Unit<'_> {
     }
 
     /// What is added to the even and to the odd outputs of a row of the tiles in `runs`.
+    ///
+    /// # Safety
+    /// The chunk's channels are readable at `residual`.
     #[inline(always)]
-    fn residual_of(
+    unsafe fn residual_of(
         &self,
-        residual: &[f32],
+        residual: *const f32,
         row: usize,
         line: usize,
         runs: &[Run],
@@ -399,8 +409,9 @@ impl Unit<'_> {
         let mut both = [[0f32; LANES]; 2];
         for run in runs.iter().filter(|run| line == 0 || run.both) {
             let at = row * height * width + run.place + line * width;
-            for (i, value) in residual[at..at + run.outputs].iter().enumerate() {
-                both[i % 2][run.lane + i / 2] = *value;
+            for i in 0..run.outputs {
+                // SAFETY: a run lies inside its channel.
+                both[i % 2][run.lane + i / 2] = unsafe { *residual.add(at + i) };
             }
         }
         both
