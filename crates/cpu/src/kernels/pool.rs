@@ -255,7 +255,7 @@ impl<M: Merge> SimdOp for Plane<'_, M> {
     #[inline(always)]
     fn eval<S: Isa>(self, _: S) {
         match self.extents.as_one {
-            true => self.as_one(),
+            true => self.in_one_row(),
             false => self.by_rows(),
         }
     }
@@ -263,7 +263,7 @@ impl<M: Merge> SimdOp for Plane<'_, M> {
 
 impl<M: Merge> Plane<'_, M> {
     #[inline(always)]
-    fn as_one(self) {
+    fn in_one_row(self) {
         let [_, h, w] = self.pool.axes;
         let ([_, _, width], [_, height, columns]) = (self.lens, self.outs);
         let Extents { pitch, rows, .. } = self.extents;
