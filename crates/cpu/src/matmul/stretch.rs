@@ -106,8 +106,9 @@ impl Scratch {
 }
 
 /// Puts the products of the tile `w` with the rows `first_row..first_row + rows` (at most
-/// [`TOKENS`]; `first_row` a multiple of [`INTERLEAVE`], by which they are interleaved) into `sink`. Each stretch of weights is
-/// unpacked once and multiplied with all rows, partial sums in `scratch`.
+/// [`TOKENS`]; `first_row` a multiple of [`INTERLEAVE`], by which they are interleaved) into
+/// `sink`. Each stretch of weights is unpacked once and multiplied with all rows, partial sums in
+/// `scratch`.
 ///
 /// # Safety
 /// `w` holds `x.blocks()` blocks; the rows are rows of `x`; `tile` of their output is the caller's.
