@@ -403,6 +403,64 @@ fn a_convolution_takes_constants_of_its_channels() {
     compare(jet, jet.tolerance, "constants", &want["y"], running.output(0).unwrap());
 }
 
+/// Blocks of residuals whose sums are added up: every sum is part of a convolution, and lies where
+/// the one before it did.
+#[test]
+fn residual_blocks_are_convolutions_alone() {
+    for shape in [[1, 16, 9, 70].as_slice(), &[1, 16, 9000], &[2, 5, 33]] {
+        let run = |mode: PlanMode| {
+            let mut random = Random(11);
+            let mut b = cyb_ir::Builder::new();
+            let axes = shape.len() - 2;
+            let channels = shape[1];
+            let x = b.input("x", cyb_ir::Fact::new(DType::F32, shape.iter().map(|&n| n.into())));
+            let mut conv = |b: &mut cyb_ir::Builder, x, kernel: usize| {
+                let w = [vec![channels, channels], vec![kernel; axes]].concat();
+                let w = filled(DType::F32, &w, &Fill::Normal(0.2), &mut random);
+                let bias = filled(DType::F32, &[channels], &Fill::Normal(0.2), &mut random);
+                let [w, bias] = [("w", w), ("b", bias)].map(|(name, t)| {
+                    let name = format!("{name}{}", random.next());
+                    b.weight(&name, t)
+                });
+                let attrs = cyb_ir::Attrs::new()
+                    .with("strides", vec![1; axes])
+                    .with("pads", vec![(kernel / 2) as i64; 2 * axes])
+                    .with("dilations", vec![1; axes])
+                    .with("groups", 1usize);
+                let slope = cyb_ir::Attrs::new().with("slope", 0.1);
+                let x = b.jet(&cyb_jets::LEAKY_RELU, slope, &[x]).unwrap();
+                b.jet(&cyb_jets::CONV, attrs, &[x, w, bias]).unwrap()
+            };
+            let start = conv(&mut b, x, 1);
+            let mut sum = None;
+            for kernel in [3, 5, 7] {
+                let mut y = start;
+                for _ in 0..2 {
+                    let more = conv(&mut b, y, kernel);
+                    y = b.add(more, y).unwrap();
+                }
+                sum = Some(sum.map_or(y, |sum| b.add(sum, y).unwrap()));
+            }
+            b.output("y", sum.unwrap());
+            let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(team(2)));
+            let options = PrepareOptions { mode, ..PrepareOptions::default() };
+            let executor = Arc::new(Executor::prepare(b.finish(), &[backend], options).unwrap());
+            let mut running = executor.start(&[]).unwrap();
+            let input = filled(DType::F32, shape, &Fill::Normal(1.0), &mut Random(3));
+            running.input(0, &mut |bytes| bytes.copy_from_slice(input.bytes().as_slice()));
+            running.run().unwrap();
+            let steps: Vec<&str> = executor.steps().iter().map(|s| s.op).collect();
+            (steps, running.output(0).unwrap().to_vec(), running.memory().arena)
+        };
+        let (steps, got, arena) = run(PlanMode::Reuse);
+        assert!(steps.iter().all(|step| step.starts_with("conv")), "{steps:?}");
+        // The start, a block's first sum, and the sum of blocks.
+        let bytes = shape.iter().product::<usize>() * 4;
+        assert!(arena <= 3 * bytes.next_multiple_of(128), "{arena} bytes for tensors of {bytes}");
+        assert_eq!(got, run(PlanMode::WriteNewOnly).1);
+    }
+}
+
 /// Gate and `up` become one step; the last product takes the activation and the residual.
 #[test]
 fn a_feed_forward_layer_is_two_steps() {

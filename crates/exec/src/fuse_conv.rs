@@ -104,7 +104,8 @@ pub(crate) fn added(graph: &Graph, id: NodeId) -> Option<Fused> {
     })
 }
 
-/// A convolution of a `leaky_relu` that nothing else reads, unless a convolution before takes that.
+/// A convolution of a `leaky_relu` that only convolutions read, unless one before takes that. Each
+/// bends what it reads, which costs less than a tensor between them.
 pub(crate) fn bent(graph: &Graph, id: NodeId) -> Option<Fused> {
     let node = graph.node(id);
     let Op::Jet(jet, attrs) = &node.op else { return None };
@@ -118,13 +119,25 @@ pub(crate) fn bent(graph: &Graph, id: NodeId) -> Option<Fused> {
     let Op::Jet(_, own) = &leaky.op else { return None };
     let x = leaky.inputs[0];
     let taken = bare(graph, x).is_some() && reads(graph, x) == 1;
-    if taken || attrs.get("input_slope").is_some() || reads(graph, leaky.outputs[0]) != 1 {
+    if taken || attrs.get("input_slope").is_some() || !feeds_convolutions(graph, leaky) {
         return None;
     }
     let mut inputs = node.inputs.clone();
     inputs[0] = x;
     let attrs = attrs.with("input_slope", own.float("slope").ok()?);
     Some(Fused { jet, attrs, inputs, outputs: node.outputs.clone() })
+}
+
+/// Whether convolutions alone read a node's output, as what they are convolutions of.
+fn feeds_convolutions(graph: &Graph, node: &Node) -> bool {
+    let v = node.outputs[0];
+    let is_conv = |n: &Node| matches!(n.op.name(), "conv" | "conv_activation" | "conv_add");
+    let bends = |n: &Node| match &n.op {
+        Op::Jet(_, attrs) => is_conv(n) && attrs.get("input_slope").is_none(),
+        Op::Atom(_) => false,
+    };
+    let all = graph.nodes.iter().filter(|n| bends(n) && n.inputs[0] == v).count();
+    all > 0 && reads(graph, v) == all
 }
 
 /// The activation that a node is, by the name `conv_activation` has for it.
