@@ -224,8 +224,8 @@ __device__ __forceinline__ void attend(const Paged &p, const Rope &rope, const F
             for (int i = 0; i < D / 64; i++) {
                 const uint4 &x0 = v[s][0][i], &x1 = v[s][1][i], &x2 = v[s][2][i], &x3 = v[s][3][i];
 #define PAIR(e, word)                                                                            \
-        multiply(out[i * 4 + e], low_halves(x0.word, x1.word), high_halves(x0.word, x1.word),         \
-                 low_halves(x2.word, x3.word), high_halves(x2.word, x3.word), b0, b1);
+    multiply(out[i * 4 + e], low_halves(x0.word, x1.word), high_halves(x0.word, x1.word),         \
+             low_halves(x2.word, x3.word), high_halves(x2.word, x3.word), b0, b1);
                 PAIR(0, x) PAIR(1, y) PAIR(2, z) PAIR(3, w)
             }
         }
