@@ -14,7 +14,7 @@ use crate::{Error, OnnxModel, Runtime, library};
 /// The side of the input where neither the graph nor the metadata says it.
 const USUAL_SIDE: u32 = 640;
 /// The largest side of an input that a file may ask for.
-const MAX_SIDE: u32 = 8192;
+pub(crate) const MAX_SIDE: u32 = 8192;
 
 /// A detector ready to be shown pictures.
 #[derive(Debug)]
@@ -189,8 +189,11 @@ impl Detector {
             }
             None => [None; 2],
         };
-        let [height, width] =
-            model.metadata().get("imgsz").and_then(|text| sizes(text)).unwrap_or([USUAL_SIDE; 2]);
+        let [height, width] = model
+            .metadata()
+            .get("imgsz")
+            .and_then(|text| sides_of(text))
+            .unwrap_or([USUAL_SIDE; 2]);
         let size = [sides[0].unwrap_or(width), sides[1].unwrap_or(height)];
         if size.iter().any(|side| !(1..=MAX_SIDE).contains(side)) {
             return Err(fail(format!(
@@ -277,7 +280,7 @@ impl Detector {
 }
 
 /// `[height, width]` or one number for both, as ultralytics writes it into the metadata.
-fn sizes(text: &str) -> Option<[u32; 2]> {
+pub(crate) fn sides_of(text: &str) -> Option<[u32; 2]> {
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
     let numbers: Option<Vec<u32>> = inner.split(',').map(|n| n.trim().parse().ok()).collect();
     match *numbers?.as_slice() {
@@ -350,9 +353,9 @@ mod tests {
 
     #[test]
     fn sizes_as_python_prints_them() {
-        assert_eq!(sizes("[320, 640]"), Some([320, 640]));
-        assert_eq!(sizes("320"), Some([320, 320]));
-        assert_eq!(sizes("[a]"), None);
-        assert_eq!(sizes("[1, 2, 3]"), None);
+        assert_eq!(sides_of("[320, 640]"), Some([320, 640]));
+        assert_eq!(sides_of("320"), Some([320, 320]));
+        assert_eq!(sides_of("[a]"), None);
+        assert_eq!(sides_of("[1, 2, 3]"), None);
     }
 }

@@ -12,6 +12,7 @@ use cyb_onnx::{Note, Onnx, Port, Program, Runner, StepTime};
 use cyb_tensor::{AlignedBytes, Bindings, Bytes, Class, DType, Tensor};
 use indexmap::IndexMap;
 
+use crate::detect::{MAX_SIDE, sides_of};
 use crate::model::millis;
 use crate::{Error, Runtime, Spread, library, memory};
 
@@ -163,8 +164,8 @@ pub struct ForwardBench {
 
 impl OnnxModel {
     /// Inputs of the declared shapes that the model can be prepared for, as it then is. Sizes come from
-    /// `dims` by name; others are 1 where they count the first axis of an input, and elsewhere the first
-    /// of a few sizes that fits.
+    /// `dims` by name; others are 1 where they count the first axis of an input, and elsewhere those of
+    /// the pictures that a detector says it was exported for, or the first of a few sizes that fits.
     ///
     /// # Errors
     /// An input is no tensor of numbers, or has no declared shape; `dims` names a dimension that no
@@ -183,8 +184,10 @@ impl OnnxModel {
             return Err(Error::Value { what: "dim", why });
         }
         let mut failures = Vec::new();
-        for size in ASSUMED {
-            let mut assumed = BTreeMap::new();
+        let pictures = self.picture_sides(dims);
+        let first = (!pictures.is_empty()).then_some((ASSUMED[0], pictures));
+        let others = ASSUMED.map(|size| (size, BTreeMap::new()));
+        for (size, mut assumed) in first.into_iter().chain(others) {
             let inputs = self.inputs_of_size(dims, size, &mut assumed)?;
             match self.prepare(&inputs) {
                 Ok(()) => return Ok(SampleInputs { inputs, assumed }),
@@ -199,6 +202,31 @@ impl OnnxModel {
         let names = names.join(", ");
         let why = format!("{failure}; no size assumed for {names} fits, give it with --dim NAME=N");
         Err(Error::Value { what: "dim", why })
+    }
+
+    /// The sides of pictures [batch, channels, height, width] whose names `dims` lacks, as the metadata of
+    /// a detector have them.
+    fn picture_sides(&self, dims: &BTreeMap<String, usize>) -> BTreeMap<String, usize> {
+        let mut sides = BTreeMap::new();
+        let exported = self.metadata().get("imgsz").and_then(|text| sides_of(text));
+        let Some(exported) = exported.filter(|all| all.iter().all(|n| (1..=MAX_SIDE).contains(n)))
+        else {
+            return sides;
+        };
+        for port in self.inputs() {
+            let Some([_, _, picture @ ..]) = port.shape.as_deref() else { continue };
+            if picture.len() != 2 {
+                continue;
+            }
+            for (dim, side) in picture.iter().zip(exported) {
+                if let Dimension::Symbol(name) = dim
+                    && !dims.contains_key(name)
+                {
+                    sides.insert(name.clone(), side as usize);
+                }
+            }
+        }
+        sides
     }
 
     /// Inputs of the declared shapes: floats from 0 to 1 (0 where they have 16 bits or fewer), integers
