@@ -135,4 +135,20 @@ mod tests {
         let embedded: BTreeSet<&str> = COMPILED.iter().map(|c| c.name).collect();
         assert_eq!(embedded, listed);
     }
+
+    /// Two blocks of 16-bit weights with 4096 columns fill a multiprocessor's 228 KiB with this; with
+    /// more there would be one, which decodes a seventh slower.
+    #[test]
+    fn products_of_one_row_take_a_kilobyte_of_static_memory() {
+        for row in COMPILED.iter().filter(|c| c.name.starts_with("linear_")) {
+            let ptx = String::from_utf8(unpack(row.hopper).unwrap()).unwrap();
+            let sizes = ptx.lines().filter_map(|line| {
+                let own = line.trim().strip_prefix(".shared ")?;
+                let (_, size) = own.split_once("product_1E")?.1.split_once('[')?;
+                size.strip_suffix("];")?.parse::<usize>().ok()
+            });
+            let bytes: usize = sizes.sum();
+            assert!((1..=1024).contains(&bytes), "{}: {bytes} bytes", row.name);
+        }
+    }
 }
