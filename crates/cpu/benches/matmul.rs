@@ -41,7 +41,7 @@ const DTYPES: [DType; 16] = [
 ];
 const SIZES: [(usize, usize); 4] = [(576, 576), (1536, 576), (896, 4864), (1536, 8960)];
 /// Weights that one pass over the copies of a matrix reads: more than the caches hold.
-const PASS_BYTES: usize = 128 << 20;
+const PASS_BYTES: usize = 512 << 20;
 /// Seconds a measurement takes at least.
 const SECONDS: f64 = 0.06;
 

@@ -243,6 +243,9 @@ pub trait Isa: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// cache: the first level has too few places for lines on their way from memory.
     fn prefetch(self, p: *const u8);
 
+    /// As [`Isa::prefetch`], to the first-level cache: for a line that is on its way already.
+    fn prefetch_near(self, p: *const u8);
+
     /// Up to 16 floats from the front of `v`, then zeros.
     #[inline(always)]
     fn load_partial(self, v: &[f32]) -> Self::F {

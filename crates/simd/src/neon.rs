@@ -519,4 +519,12 @@ impl<const I8MM: bool> Isa for Neon<I8MM> {
             asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
         }
     }
+
+    #[inline(always)]
+    fn prefetch_near(self, p: *const u8) {
+        // SAFETY: as above.
+        unsafe {
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
+        }
+    }
 }

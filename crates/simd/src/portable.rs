@@ -301,4 +301,7 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_near(self, _p: *const u8) {}
 }

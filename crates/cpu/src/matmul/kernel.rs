@@ -17,8 +17,20 @@ pub(super) const FEW: usize = 2;
 /// Rows that [`streamed`] multiplies at once.
 pub(super) const WIDE_ROWS: usize = 2 * INTERLEAVE;
 
+/// Which lines of a tile a product with a single row asks for. A format whose blocks the CPU's own
+/// prefetching does not keep up with asks for all whatever this says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Nothing,
+    /// One line of each block.
+    Some,
+    All,
+}
+
 /// How far ahead of its use a stream of weights is asked for.
 const AHEAD: usize = 8 << 10;
+/// How far ahead it is brought on to the first-level cache, where the CPU wants to be asked.
+const NEAR: usize = 2 << 10;
 pub(super) const CACHE_LINE: usize = 64;
 
 /// The part of a format that the product depends on once codes are unpacked.
@@ -103,9 +115,7 @@ unsafe fn init<S: Isa, C: Codec, const I: usize>(
     unsafe { *x[t / I].table.add((block * groups + half) * I + t % I) }
 }
 
-/// Adds the products of one 32-block of a tile with `T` rows, interleaved by `I`, to `acc`. `alone`
-/// is for a single row and a single worker, which leaves memory time to spare: a line of each block is
-/// asked for.
+/// Adds the products of one 32-block of a tile with `T` rows, interleaved by `I`, to `acc`.
 ///
 /// # Safety
 /// The block is inside the tile and the activations.
@@ -117,7 +127,7 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     head: C::Head<S>,
     x: Groups,
     (span, here, j): (usize, usize, usize),
-    alone: bool,
+    ask: Ask,
     acc: &mut [S::F; T],
 ) {
     // The block in the row; `here` in its span.
@@ -129,10 +139,17 @@ unsafe fn block_product<S: Isa, C: Codec, const T: usize, const I: usize>(
     }
     let steps = C::GROUP / 4;
     let fold = const { if C::SIGNED { 8 } else { fold_every(C::MAX_CODE) } };
-    if const { T > 1 || !C::EVEN } {
-        ask_ahead(s, w, here);
-    } else if alone {
-        s.prefetch(w.start().wrapping_add(here * const { C::SPAN_BYTES / C::SPAN } + AHEAD));
+    match ask {
+        _ if const { T > 1 || !C::EVEN } => ask_ahead(s, w, here),
+        Ask::All => {
+            ask_ahead(s, w, here);
+            let near = block_start(w, here).wrapping_add(NEAR);
+            for line in 0..const { block_lines::<C>() } {
+                s.prefetch_near(near.wrapping_add(line * CACHE_LINE));
+            }
+        }
+        Ask::Some => s.prefetch(block_start(w, here).wrapping_add(AHEAD)),
+        Ask::Nothing => {}
     }
     let mut dots = [s.dot_start(0); T];
     unroll!(S: g in 0..8; {
@@ -286,12 +303,22 @@ unsafe fn add_min<S: Isa, C: Codec, const I: usize>(
     s.fma(min, s.splat(sum), acc)
 }
 
+/// About where a block begins.
+#[inline(always)]
+fn block_start<C: Codec>(w: C, here: usize) -> *const u8 {
+    w.start().wrapping_add(here * const { C::SPAN_BYTES / C::SPAN })
+}
+
+/// Cache lines of a block.
+const fn block_lines<C: Codec>() -> usize {
+    (C::SPAN_BYTES / C::SPAN).div_ceil(CACHE_LINE)
+}
+
 /// Asks for what lies [`AHEAD`] bytes further on than a block, as much as a block.
 #[inline(always)]
 pub(super) fn ask_ahead<S: Isa, C: Codec>(s: S, w: C, here: usize) {
-    let bytes = const { C::SPAN_BYTES / C::SPAN };
-    let ahead = w.start().wrapping_add(here * bytes + AHEAD);
-    for line in 0..const { (C::SPAN_BYTES / C::SPAN).div_ceil(CACHE_LINE) } {
+    let ahead = block_start(w, here).wrapping_add(AHEAD);
+    for line in 0..const { block_lines::<C>() } {
         s.prefetch(ahead.wrapping_add(line * CACHE_LINE));
     }
 }
@@ -306,7 +333,7 @@ pub(super) unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
     w: C,
     x: Groups,
     blocks: usize,
-    alone: bool,
+    ask: Ask,
     acc: &mut [S::F; T],
 ) {
     for span in 0..blocks.div_ceil(C::SPAN) {
@@ -317,7 +344,7 @@ pub(super) unsafe fn product<S: Isa, C: Codec, const T: usize, const I: usize>(
             unroll!(S: j in 0..C::UNROLL; {
                 let at = (span, first + j, j);
                 // SAFETY: the caller's contract.
-                unsafe { block_product::<S, C, T, I>(s, w, head, x, at, alone, acc) };
+                unsafe { block_product::<S, C, T, I>(s, w, head, x, at, ask, acc) };
             });
         }
     }
@@ -336,15 +363,16 @@ pub(super) unsafe fn few<S: Isa, C: Codec>(
     x: &ActivationRows<'_>,
     sink: &Sink<'_>,
     tile: usize,
-    alone: bool,
+    ask: Ask,
 ) {
-    let alone = alone && x.rows() == 1;
     for row in 0..x.rows() {
+        // A second row finds the tile in the cache.
+        let ask = if row == 0 { ask } else { Ask::Nothing };
         let mut acc = [s.splat(0.0)];
         // SAFETY: `row` is a row of `x`, which has blocks; the rest is the caller's contract.
         unsafe {
             let at = x.tile(row, 0, C::GROUP, const { Shape::of::<S, C>().table });
-            product::<S, C, 1, 1>(s, w, [at; 2], x.blocks(), alone, &mut acc);
+            product::<S, C, 1, 1>(s, w, [at; 2], x.blocks(), ask, &mut acc);
             sink.put(s, tile, row, acc[0]);
         }
     }
@@ -378,7 +406,7 @@ pub(super) unsafe fn streamed<S: Isa, C: Codec>(
             let at = x.tile(first, 0, C::GROUP, table);
             if end - first > INTERLEAVE {
                 let both = [at, x.tile(first + INTERLEAVE, 0, C::GROUP, table)];
-                product::<S, C, WIDE_ROWS, INTERLEAVE>(s, w, both, x.blocks(), false, &mut acc);
+                product::<S, C, WIDE_ROWS, INTERLEAVE>(s, w, both, x.blocks(), Ask::All, &mut acc);
             } else {
                 let mut half = [s.splat(0.0); INTERLEAVE];
                 product::<S, C, INTERLEAVE, INTERLEAVE>(
@@ -386,7 +414,7 @@ pub(super) unsafe fn streamed<S: Isa, C: Codec>(
                     w,
                     [at; 2],
                     x.blocks(),
-                    false,
+                    Ask::All,
                     &mut half,
                 );
                 acc[..INTERLEAVE].copy_from_slice(&half);

@@ -12,6 +12,8 @@ use super::{pairs, retile};
 use crate::memory::{OutOfMemory, Region, WeightMemory};
 use crate::team::{Team, TeamError};
 
+/// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
+const UNIT_BYTES: usize = 16 << 10;
 /// Weight bytes that are packed before their source is let go.
 const SLAB_BYTES: usize = 16 << 20;
 
@@ -197,6 +199,11 @@ impl PackedMatrix {
 
     pub(super) fn tiles(&self) -> usize {
         self.n.div_ceil(ROWS)
+    }
+
+    /// Tiles of one unit of work for few rows.
+    pub(super) fn tiles_per_unit(&self) -> usize {
+        (UNIT_BYTES / self.tile_bytes.max(1)).clamp(1, 64)
     }
 }
 

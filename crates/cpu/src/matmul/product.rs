@@ -9,16 +9,13 @@ use cyb_tensor::DType;
 use super::activations::{ActivationRows, Tables};
 use super::codec::{self, ROWS};
 use super::float::{self, FloatRows};
-use super::kernel::{self, FEW, Shape, WIDE_ROWS};
+use super::kernel::{self, Ask, FEW, Shape, WIDE_ROWS};
 use super::output::{Epilogue, Output, Sink};
 use super::pack::{Form, PackedMatrix};
 use super::pairs::{self, PairRows};
 use super::stretch::{self, Scratch, TOKENS};
 use crate::activation::Activation;
 use crate::team::{Chunks, Worker};
-
-/// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
-const UNIT_BYTES: usize = 16 << 10;
 
 /// Rows up to which codes of two planes are unpacked once for eight rows.
 const STREAMED: usize = 32;
@@ -234,12 +231,16 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
         };
         let rows = x.rows();
         if rows <= FEW {
-            let alone = self.part.worker.count == 1;
-            let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
-            for unit in self.part.units(per_unit, rows, FEW) {
+            let ask = match self.part.worker.count {
+                _ if AnyIsa::wants_asking() => Ask::All,
+                // One worker leaves memory time to spare.
+                1 => Ask::Some,
+                _ => Ask::Nothing,
+            };
+            for unit in self.part.units(w.tiles_per_unit(), rows, FEW) {
                 for tile in unit.first_tile..unit.first_tile + unit.tiles {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
-                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile, alone) };
+                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile, ask) };
                 }
                 // SAFETY: as above.
                 unsafe { self.part.finish(&unit) };

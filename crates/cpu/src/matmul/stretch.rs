@@ -7,7 +7,7 @@ use cyb_simd::{Isa, LANES, SimdOp};
 
 use super::activations::{ActivationRows, BLOCK, INTERLEAVE};
 use super::codec::{Codec, ROWS, STEP, Unpacked};
-use super::kernel::{CACHE_LINE, Shape, WIDE_ROWS, ask_ahead, product, unroll, unrolled};
+use super::kernel::{Ask, CACHE_LINE, Shape, WIDE_ROWS, ask_ahead, product, unroll, unrolled};
 use super::output::Sink;
 
 /// 32-blocks that are unpacked at a time; with 8 KiB of codes a tile they stay in the
@@ -249,7 +249,7 @@ impl<const GROUP: usize, const FOLD: usize, const SIGNED: bool, const MINS: bool
                             *acc = s.load(sums.add((row + t) * LANES));
                         }
                     }
-                    product::<S, _, { $t }, INTERLEAVE>(s, w, both, blocks, false, &mut acc);
+                    product::<S, _, { $t }, INTERLEAVE>(s, w, both, blocks, Ask::All, &mut acc);
                     for (t, acc) in acc.into_iter().enumerate() {
                         s.store(sums.add((row + t) * LANES), acc);
                     }

@@ -498,4 +498,9 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     fn prefetch(self, p: *const u8) {
         one!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
+
+    #[inline(always)]
+    fn prefetch_near(self, p: *const u8) {
+        one!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
 }

@@ -390,4 +390,9 @@ impl Isa for Avx512Vnni {
     fn prefetch(self, p: *const u8) {
         one!(_mm_prefetch::<_MM_HINT_T1>(p.cast()))
     }
+
+    #[inline(always)]
+    fn prefetch_near(self, p: *const u8) {
+        one!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
 }

@@ -10,6 +10,16 @@ pub use avx2::Avx2;
 pub use avx512::Avx512Vnni;
 pub(crate) use bf16::Avx512Bf16;
 
+/// Who made this CPU, as it says itself.
+pub(crate) fn vendor() -> [u8; 12] {
+    let leaf = __cpuid(0);
+    let mut name = [0; 12];
+    for (part, word) in name.chunks_exact_mut(4).zip([leaf.ebx, leaf.edx, leaf.ecx]) {
+        part.copy_from_slice(&word.to_le_bytes());
+    }
+    name
+}
+
 /// Eight columns of 16 rows of 2 bytes a value that lie `apart` bytes apart.
 ///
 /// # Safety
