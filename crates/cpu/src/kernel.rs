@@ -67,6 +67,8 @@ pub(crate) struct Weights {
     memory: WeightMemory,
     /// By the value they were and whether it is turned, so that two users of a weight share one copy.
     packed: HashMap<(ValueId, bool), Arc<PackedMatrix>>,
+    /// Matrices that are packed later, each with the value that is multiplied with it.
+    pub(crate) later: Vec<(Arc<PackedMatrix>, ValueId)>,
 }
 
 impl Weights {
@@ -77,8 +79,8 @@ impl Weights {
 
 impl Build<'_> {
     /// A weight matrix [n, k] in this backend's layout, or [k, n] where it is `turned`. One that is
-    /// not turned may have more axes, which are `k` together. The mapped bytes it came from are
-    /// released.
+    /// not turned may have more axes, which are `k` together. A quantised one of a mapped file is packed
+    /// when it is needed a second time, others at once. The mapped bytes it came from are released.
     pub(crate) fn pack(
         &mut self,
         v: ValueId,
@@ -98,6 +100,14 @@ impl Build<'_> {
         let form = if turned { "matrix, turned" } else { "matrix" };
         let packed = match self.shared.get(tensor, form) {
             Some(packed) => packed,
+            None if tensor.dtype().is_quantized() && tensor.bytes().is_mapped() && !turned => {
+                let (memory, bytes) = (&mut self.weights.memory, tensor.bytes().clone());
+                let packed = PackedMatrix::pack_later(memory, [n, k], tensor.dtype(), bytes)
+                    .map_err(|e| fail(e.to_string()))?;
+                let packed = Arc::new(packed);
+                self.shared.put(tensor, form, &packed);
+                packed
+            }
             None => {
                 let source =
                     Native { dtype: tensor.dtype(), bytes: tensor.bytes().as_slice(), turned };
@@ -113,6 +123,9 @@ impl Build<'_> {
                 packed
             }
         };
+        if !packed.is_made() {
+            self.weights.later.push((packed.clone(), self.node.inputs[0]));
+        }
         self.weights.packed.insert((v, turned), packed.clone());
         Ok(packed)
     }

@@ -12,6 +12,7 @@ mod buffer;
 mod io;
 mod kernel;
 mod kernels;
+mod later;
 pub mod matmul;
 pub mod memory;
 mod pace;

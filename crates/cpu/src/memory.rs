@@ -75,10 +75,6 @@ impl WeightMemory {
 }
 
 impl Region {
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: the region is inside the chunk's mapping, and nobody else writes it.
         unsafe { std::slice::from_raw_parts(self.chunk.start.add(self.offset), self.len) }

@@ -16,6 +16,7 @@ use crate::atoms::Atoms;
 use crate::io::{MAX_RANK, RawTensor};
 use crate::kernel::{self, Build, Kernel, Weights};
 use crate::kernels::chain::{ChainKernel, chains};
+use crate::later::LaterWeights;
 use crate::matmul::Compute;
 use crate::session::CpuSession;
 use crate::shared::SharedWeights;
@@ -124,12 +125,17 @@ pub(crate) struct Prepared {
     pub(crate) outputs: Vec<usize>,
     pub(crate) states: Vec<usize>,
     pub(crate) weight_bytes: usize,
+    pub(crate) later: LaterWeights,
 }
 
 #[derive(Debug)]
 struct CpuProgram(Arc<Prepared>);
 
-fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepared, ExecError> {
+pub(crate) fn prepare(
+    backend: &CpuBackend,
+    graph: Graph,
+    mode: PlanMode,
+) -> Result<Prepared, ExecError> {
     let symbols = Symbols::of(&graph);
     let mut places: HashMap<ValueId, Place> = HashMap::new();
     let mut alive: Vec<(usize, usize)> = Vec::new();
@@ -293,6 +299,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
     }
     settle(&graph, &steps, &operands, mode, &mut values);
     let weight_bytes = weights.bytes();
+    let matrices = weights.later.into_iter().map(|(m, x)| (m, x.index())).collect();
     Ok(Prepared {
         team: backend.team.clone(),
         mode,
@@ -306,6 +313,7 @@ fn prepare(backend: &CpuBackend, graph: Graph, mode: PlanMode) -> Result<Prepare
         outputs: graph.outputs.iter().map(|(_, v)| v.index()).collect(),
         states,
         weight_bytes,
+        later: LaterWeights::new(matrices),
     })
 }
 

@@ -96,6 +96,7 @@ impl CpuSession {
 
     fn walk(&mut self, observer: Option<&mut dyn Observer>) -> Result<(), ExecError> {
         let program = self.program.clone();
+        program.later.before(&program.team, &self.values).map_err(team_error)?;
         let alone = program.team.count() > 1 && self.pace.alone();
         let start = Instant::now();
         let failure: Mutex<Option<(usize, String)>> = Mutex::new(None);

@@ -73,6 +73,11 @@ impl Bytes {
         }
     }
 
+    /// Whether they are part of a mapped file, which holds no memory that nothing else could use.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.0, Source::Mapped { .. })
+    }
+
     pub fn len(&self) -> usize {
         match &self.0 {
             Source::Owned { len, .. } | Source::Mapped { len, .. } => *len,

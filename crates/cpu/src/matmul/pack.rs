@@ -1,10 +1,12 @@
 //! Weights as products want them: packing a matrix of a file into tiles.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cyb_simd::{AnyIsa, Isa, LANES, SimdOp};
-use cyb_tensor::{DType, quant};
+use cyb_tensor::{AlignedBytes, Bytes, DType, quant};
 
 use super::activations::BLOCK;
 use super::codec::{self, ROWS};
@@ -79,7 +81,19 @@ pub struct PackedMatrix {
     /// Whether activations are rounded to half precision.
     halves: bool,
     pub(super) tile_bytes: usize,
-    pub(super) region: Region,
+    /// Bytes of all tiles.
+    len: usize,
+    /// The tiles, once they are made.
+    region: OnceLock<Region>,
+    later: Option<Later>,
+}
+
+/// What the tiles of a matrix are made of later.
+#[derive(Debug)]
+struct Later {
+    bytes: Bytes,
+    /// Where they will lie.
+    room: Mutex<Option<Region>>,
 }
 
 impl PackedMatrix {
@@ -111,6 +125,65 @@ impl PackedMatrix {
         source: Native<'_>,
         packed: &dyn Fn(Range<usize>),
     ) -> Result<PackedMatrix, PackError> {
+        let (matrix, mut region) = PackedMatrix::unmade(compute, memory, [n, k], source)?;
+        if n > 0 && k > 0 {
+            matrix.fill(team, source, packed, region.as_mut_slice())?;
+        }
+        Ok(matrix.with(region))
+    }
+
+    /// A matrix of a quantised dtype whose tiles are made by [`PackedMatrix::finish`]; until then every
+    /// product makes those that it needs on the spot. What is multiplied once only, such as with a
+    /// short prompt, is so without memory for a copy.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`], and for other dtypes.
+    pub fn pack_later(
+        memory: &mut WeightMemory,
+        [n, k]: [usize; 2],
+        dtype: DType,
+        bytes: Bytes,
+    ) -> Result<PackedMatrix, PackError> {
+        if !dtype.is_quantized() {
+            return Err(PackError::DType { dtype });
+        }
+        let source = Native { dtype, bytes: bytes.as_slice(), turned: false };
+        let (matrix, region) = PackedMatrix::unmade(Compute::F32, memory, [n, k], source)?;
+        let room = Mutex::new(Some(region));
+        Ok(PackedMatrix { later: Some(Later { bytes, room }), ..matrix })
+    }
+
+    /// Makes the tiles of a matrix that has none yet, and lets go of the mapped pages they come from.
+    ///
+    /// # Errors
+    /// A worker panicked.
+    pub fn finish(&self, team: &Team) -> Result<(), TeamError> {
+        let Some(later) = &self.later else { return Ok(()) };
+        let mut room = later.room.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut region) = room.take() {
+            let bytes = later.bytes.as_slice();
+            let source = Native { dtype: self.dtype, bytes, turned: false };
+            if self.n > 0 && self.k > 0 {
+                let done = |part| later.bytes.release_range(part);
+                if let Err(error) = self.fill(team, source, &done, region.as_mut_slice()) {
+                    *room = Some(region);
+                    return Err(error);
+                }
+            }
+            later.bytes.release();
+            // It was empty: only this sets it, and only once.
+            let _ = self.region.set(region);
+        }
+        Ok(())
+    }
+
+    /// A matrix without tiles, and room for them.
+    fn unmade(
+        compute: Compute,
+        memory: &mut WeightMemory,
+        [n, k]: [usize; 2],
+        source: Native<'_>,
+    ) -> Result<(PackedMatrix, Region), PackError> {
         let Native { dtype, bytes, turned } = source;
         if turned && !turns(dtype) {
             return Err(PackError::Turned { dtype });
@@ -148,13 +221,107 @@ impl PackedMatrix {
         };
         let len =
             n.div_ceil(ROWS).checked_mul(tile_bytes).ok_or(PackError::Shape { dtype, n, k })?;
-        let mut region = memory.region(len)?;
-        if n > 0 && k > 0 {
-            let out = region.as_mut_slice();
-            fill(team, source, (n, k), &form, tile_bytes, packed, out)?;
-        }
+        let region = memory.region(len)?;
         let halves = compute == Compute::F16 && !dtype.is_quantized();
-        Ok(PackedMatrix { dtype, n, k, form, halves, tile_bytes, region })
+        let tiles = OnceLock::new();
+        let matrix =
+            PackedMatrix { dtype, n, k, form, halves, tile_bytes, len, region: tiles, later: None };
+        Ok((matrix, region))
+    }
+
+    fn with(self, region: Region) -> PackedMatrix {
+        PackedMatrix { region: OnceLock::from(region), ..self }
+    }
+
+    /// Writes all tiles.
+    fn fill(
+        &self,
+        team: &Team,
+        source: Native<'_>,
+        packed: &dyn Fn(Range<usize>),
+        out: &mut [u8],
+    ) -> Result<(), TeamError> {
+        let Native { bytes, turned, .. } = source;
+        let (n, tile_bytes) = (self.n, self.tile_bytes);
+        let row_bytes = bytes.len() / n;
+        let tiles = self.tiles();
+        let out_len = out.len();
+        let out = SharedMut { start: out.as_mut_ptr() };
+        // A few hundred KiB of tiles as one unit.
+        let tiles_per_unit = ((256 << 10) / tile_bytes).max(1);
+        let tiles_per_slab = (SLAB_BYTES / tile_bytes).max(1);
+        for first in (0..tiles).step_by(tiles_per_slab) {
+            let slab = first..(first + tiles_per_slab).min(tiles);
+            let counter = AtomicUsize::new(0);
+            team.run(|worker| {
+                let mut values = Vec::new();
+                for unit in worker.chunks(&counter, slab.len().div_ceil(tiles_per_unit)) {
+                    let unit = slab.start + unit * tiles_per_unit;
+                    for tile in unit..(unit + tiles_per_unit).min(slab.end) {
+                        let start = tile * tile_bytes;
+                        let len = tile_bytes.min(out_len - start);
+                        // SAFETY: tiles are disjoint parts of `out`, and each tile is one worker's.
+                        let out = unsafe { std::slice::from_raw_parts_mut(out.at(start), len) };
+                        self.make(source, tile, &mut values, out);
+                    }
+                }
+            })?;
+            if !turned {
+                packed(first * ROWS * row_bytes..(slab.end * ROWS).min(n) * row_bytes);
+            }
+        }
+        if turned {
+            packed(0..bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Writes a tile; `values` is room for a row.
+    fn make(&self, source: Native<'_>, tile: usize, values: &mut Vec<f32>, out: &mut [u8]) {
+        let Native { dtype, bytes, turned } = source;
+        let (n, k, first) = (self.n, self.k, tile * ROWS);
+        let row_bytes = bytes.len() / n;
+        // In place of the rows that the last tile lacks.
+        let zeros = if first + ROWS > n { vec![0; row_bytes] } else { Vec::new() };
+        let row = |r: usize| {
+            let row = first + r;
+            if row < n { &bytes[row * row_bytes..(row + 1) * row_bytes] } else { &zeros }
+        };
+        match &self.form {
+            Form::Pairs if turned => {
+                let mut row = Vec::new();
+                for r in 0..ROWS.min(n - first) {
+                    turned_row(bytes, (n, k), first + r, dtype, &mut row);
+                    pairs::pack_row(dtype, &row, r, k, values, out);
+                }
+            }
+            Form::F16 if turned && dtype != DType::F16 => {
+                let mut row = Vec::new();
+                for r in 0..ROWS.min(n - first) {
+                    turned_row(bytes, (n, k), first + r, dtype, &mut row);
+                    half_row(dtype, &row, r, k, values, out);
+                }
+            }
+            _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
+            Form::Tiles(layout) => {
+                retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
+            }
+            Form::Pairs => {
+                for r in 0..ROWS {
+                    pairs::pack_row(dtype, row(r), r, k, values, out);
+                }
+            }
+            Form::F16 if dtype != DType::F16 => {
+                for r in 0..ROWS {
+                    half_row(dtype, row(r), r, k, values, out);
+                }
+            }
+            Form::F32 | Form::F16 | Form::Bf16 => {
+                for r in 0..ROWS {
+                    float_row(dtype, row(r), r, k, values, out);
+                }
+            }
+        }
     }
 
     pub fn dtype(&self) -> DType {
@@ -173,12 +340,17 @@ impl PackedMatrix {
 
     /// Bytes of the packed form: what a product with one row reads.
     pub fn bytes(&self) -> usize {
-        self.region.len()
+        self.len
     }
 
-    /// The packed form.
+    /// The packed form; nothing until it is made.
     pub fn packed_bytes(&self) -> &[u8] {
-        self.region.as_slice()
+        self.region.get().map_or(&[], Region::as_slice)
+    }
+
+    /// Whether the packed form is made.
+    pub fn is_made(&self) -> bool {
+        self.region.get().is_some()
     }
 
     /// Whether products take [`Input::Quantized`].
@@ -204,6 +376,60 @@ impl PackedMatrix {
     /// Tiles of one unit of work for few rows.
     pub(super) fn tiles_per_unit(&self) -> usize {
         (UNIT_BYTES / self.tile_bytes.max(1)).clamp(1, 64)
+    }
+}
+
+thread_local! {
+    /// Room for the tile at hand, kept from one product to the next.
+    static ROOM: Cell<AlignedBytes> = Cell::new(AlignedBytes::zeroed(0));
+}
+
+/// The tiles of a matrix: those that are made, else each made when it is asked for.
+pub(super) struct Tiles<'a> {
+    matrix: &'a PackedMatrix,
+    made: &'a [u8],
+    room: AlignedBytes,
+}
+
+impl<'a> Tiles<'a> {
+    pub(super) fn of(matrix: &'a PackedMatrix) -> Tiles<'a> {
+        let made = matrix.packed_bytes();
+        let mut room = AlignedBytes::zeroed(0);
+        if made.is_empty() {
+            room = ROOM.replace(room);
+            if room.as_slice().len() < matrix.tile_bytes {
+                room = AlignedBytes::zeroed(matrix.tile_bytes);
+            }
+        }
+        Tiles { matrix, made, room }
+    }
+
+    /// Whether they are made.
+    pub(super) fn are_made(&self) -> bool {
+        !self.made.is_empty()
+    }
+
+    /// The tile `tile`, until another is asked for.
+    pub(super) fn at(&mut self, tile: usize) -> *const u8 {
+        let bytes = self.matrix.tile_bytes;
+        if self.are_made() {
+            return self.made[tile * bytes..].as_ptr();
+        }
+        if let Some(later) = &self.matrix.later {
+            let (dtype, source) = (self.matrix.dtype, later.bytes.as_slice());
+            let source = Native { dtype, bytes: source, turned: false };
+            let out = &mut self.room.as_mut_slice()[..bytes];
+            self.matrix.make(source, tile, &mut Vec::new(), out);
+        }
+        self.room.as_slice().as_ptr()
+    }
+}
+
+impl Drop for Tiles<'_> {
+    fn drop(&mut self) {
+        if !self.are_made() {
+            ROOM.set(std::mem::replace(&mut self.room, AlignedBytes::zeroed(0)));
+        }
     }
 }
 
@@ -246,94 +472,6 @@ const HALF_MAX: f32 = 65504.0;
 /// side by side already.
 pub(crate) fn turns(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
-/// Writes all tiles.
-fn fill(
-    team: &Team,
-    source: Native<'_>,
-    (n, k): (usize, usize),
-    form: &Form,
-    tile_bytes: usize,
-    packed: &dyn Fn(Range<usize>),
-    out: &mut [u8],
-) -> Result<(), PackError> {
-    let Native { dtype, bytes, turned } = source;
-    let row_bytes = bytes.len() / n;
-    let zeros = vec![0; row_bytes];
-    let tiles = n.div_ceil(ROWS);
-    let out_len = out.len();
-    let out = SharedMut { start: out.as_mut_ptr() };
-    // A few hundred KiB of tiles as one unit.
-    let tiles_per_unit = ((256 << 10) / tile_bytes).max(1);
-    let tiles_per_slab = (SLAB_BYTES / tile_bytes).max(1);
-    for first in (0..tiles).step_by(tiles_per_slab) {
-        let slab = first..(first + tiles_per_slab).min(tiles);
-        let counter = AtomicUsize::new(0);
-        team.run(|worker| {
-            let mut values = Vec::new();
-            for unit in worker.chunks(&counter, slab.len().div_ceil(tiles_per_unit)) {
-                let unit = slab.start + unit * tiles_per_unit;
-                for tile in unit..(unit + tiles_per_unit).min(slab.end) {
-                    let start = tile * tile_bytes;
-                    let len = tile_bytes.min(out_len - start);
-                    // SAFETY: tiles are disjoint parts of `out`, and each tile is one worker's.
-                    let out = unsafe { std::slice::from_raw_parts_mut(out.at(start), len) };
-                    let first = tile * ROWS;
-                    let row = |r: usize| {
-                        let row = first + r;
-                        if row < n {
-                            &bytes[row * row_bytes..(row + 1) * row_bytes]
-                        } else {
-                            &zeros
-                        }
-                    };
-                    match form {
-                        Form::Pairs if turned => {
-                            let mut row = Vec::new();
-                            for r in 0..ROWS.min(n - first) {
-                                turned_row(bytes, (n, k), first + r, dtype, &mut row);
-                                pairs::pack_row(dtype, &row, r, k, &mut values, out);
-                            }
-                        }
-                        Form::F16 if turned && dtype != DType::F16 => {
-                            let mut row = Vec::new();
-                            for r in 0..ROWS.min(n - first) {
-                                turned_row(bytes, (n, k), first + r, dtype, &mut row);
-                                half_row(dtype, &row, r, k, &mut values, out);
-                            }
-                        }
-                        _ if turned => turned_tile(bytes, (n, k), first, dtype, out),
-                        Form::Tiles(layout) => {
-                            retile::tile(dtype, layout, &std::array::from_fn(row), k / BLOCK, out);
-                        }
-                        Form::Pairs => {
-                            for r in 0..ROWS {
-                                pairs::pack_row(dtype, row(r), r, k, &mut values, out);
-                            }
-                        }
-                        Form::F16 if dtype != DType::F16 => {
-                            for r in 0..ROWS {
-                                half_row(dtype, row(r), r, k, &mut values, out);
-                            }
-                        }
-                        Form::F32 | Form::F16 | Form::Bf16 => {
-                            for r in 0..ROWS {
-                                float_row(dtype, row(r), r, k, &mut values, out);
-                            }
-                        }
-                    }
-                }
-            }
-        })?;
-        if !turned {
-            packed(first * ROWS * row_bytes..(slab.end * ROWS).min(n) * row_bytes);
-        }
-    }
-    if turned {
-        packed(0..bytes.len());
-    }
-    Ok(())
 }
 
 /// Writes the tile of columns `first..` of a matrix [k, n].

@@ -11,7 +11,7 @@ use super::codec::{self, ROWS};
 use super::float::{self, FloatRows};
 use super::kernel::{self, Ask, FEW, Shape, WIDE_ROWS};
 use super::output::{Epilogue, Output, Sink};
-use super::pack::{Form, PackedMatrix};
+use super::pack::{Form, PackedMatrix, Tiles};
 use super::pairs::{self, PairRows};
 use super::stretch::{self, Scratch, TOKENS};
 use crate::activation::Activation;
@@ -225,10 +225,7 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
     #[inline(always)]
     fn eval<S: Isa>(self, s: S) {
         let Part { w, x, sink, .. } = self.part;
-        // SAFETY: tiles follow one another in the region.
-        let codec = |tile: usize| unsafe {
-            (self.at)(w.region.as_slice().as_ptr().add(tile * w.tile_bytes))
-        };
+        let mut tiles = Tiles::of(w);
         let rows = x.rows();
         if rows <= FEW {
             let ask = match self.part.worker.count {
@@ -240,7 +237,7 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
             for unit in self.part.units(w.tiles_per_unit(), rows, FEW) {
                 for tile in unit.first_tile..unit.first_tile + unit.tiles {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
-                    unsafe { kernel::few(s, codec(tile), &x, &sink, tile, ask) };
+                    unsafe { kernel::few(s, (self.at)(tiles.at(tile)), &x, &sink, tile, ask) };
                 }
                 // SAFETY: as above.
                 unsafe { self.part.finish(&unit) };
@@ -256,7 +253,8 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
                 let (tile, rows) = (unit.first_tile, (unit.first_row, unit.rows));
                 // SAFETY: as above.
                 unsafe {
-                    stretch::many(s, codec(tile), &x, rows, &mut scratch, &sink, tile);
+                    let w = (self.at)(tiles.at(tile));
+                    stretch::many(s, w, &x, rows, &mut scratch, &sink, tile);
                     self.part.finish(&unit);
                 }
             }
@@ -264,12 +262,14 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
         }
         let row_bytes = (x.blocks() * const { Shape::of::<S, C>() }.block_bytes()).max(1);
         let cached = (CACHED_BYTES / row_bytes / WIDE_ROWS * WIDE_ROWS).clamp(WIDE_ROWS, TOKENS);
+        // A tile that is made on the spot is made once.
+        let cached = if tiles.are_made() { cached } else { rows };
         for unit in self.part.units(1, rows, cached) {
             let tile = unit.first_tile;
             if const { S::WIDE } {
                 let rows = (unit.first_row, unit.rows);
                 // SAFETY: as above.
-                unsafe { kernel::streamed(s, codec(tile), &x, rows, &sink, tile) };
+                unsafe { kernel::streamed(s, (self.at)(tiles.at(tile)), &x, rows, &sink, tile) };
             }
             // SAFETY: as above.
             unsafe { self.part.finish(&unit) };
@@ -329,7 +329,7 @@ unsafe fn by_steps<T: float::Terms, X>(
         // contract.
         unsafe {
             let first = unit.first_tile;
-            let bytes = w.region.as_slice().as_ptr().add(first * w.tile_bytes);
+            let bytes = w.packed_bytes()[first * w.tile_bytes..].as_ptr();
             let tiles = float::Tiles { bytes, tile_bytes: w.tile_bytes, first, count: unit.tiles };
             let rows = unit.first_row..unit.first_row + unit.rows;
             float::tiles(t, &tiles, x, rows, steps, &part.sink);

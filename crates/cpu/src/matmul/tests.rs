@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use cyb_simd::{AnyIsa, IsaKind};
-use cyb_tensor::{Class, DType, quant};
+use cyb_tensor::{AlignedBytes, Bytes, Class, DType, quant};
 
 use super::stretch::TOKENS;
 use super::*;
@@ -92,6 +92,19 @@ impl Case {
         let packed =
             PackedMatrix::pack(&mut memory, team, n, k, native(self.dtype, &self.weights), &|_| ())
                 .unwrap();
+        self.run_packed(&packed, isa, team, rows, epilogue)
+    }
+
+    /// As [`Case::run`], with the weights packed before.
+    fn run_packed(
+        &self,
+        packed: &PackedMatrix,
+        isa: AnyIsa,
+        team: &Team,
+        rows: std::ops::Range<usize>,
+        epilogue: Epilogue<'_>,
+    ) -> Vec<f32> {
+        let Case { n, k, .. } = *self;
         let m = rows.len();
         let x = &self.x[rows.start * k..rows.end * k];
         let mut out = vec![f32::NAN; m * n];
@@ -111,7 +124,7 @@ impl Case {
                     rows.quantize(isa, Source::Plain(x), k, worker);
                 }
                 worker.barrier();
-                matmul(isa, &packed, input, output, epilogue, worker, &counter);
+                matmul(isa, packed, input, output, epilogue, worker, &counter);
             }
         })
         .unwrap();
@@ -380,6 +393,31 @@ fn packed_weights_are_hardly_larger() {
         };
         let ratio = packed.bytes() as f64 / bytes.len() as f64;
         assert!(ratio <= limit, "{dtype}: {ratio}");
+    }
+}
+
+/// Tiles that are made on the spot lie where those of other formats were.
+#[test]
+fn tiles_made_on_the_spot_give_the_same_bits() {
+    let team = Team::new(2).unwrap();
+    let none = Epilogue::default();
+    for dtype in dtypes().filter(|d| d.is_quantized()) {
+        for (m, n, k) in [(1, 40, 512), (2, 16, 256), (5, 24, 768), (60, 40, 512)] {
+            let case = Case::new(dtype, m, n, k);
+            let mut memory = WeightMemory::new();
+            let bytes = Bytes::owned(AlignedBytes::from_slice(&case.weights));
+            let packed = PackedMatrix::pack_later(&mut memory, [n, k], dtype, bytes).unwrap();
+            for &isa in AnyIsa::detect() {
+                let want = case.run(isa, &team, 0..m, none);
+                let got = case.run_packed(&packed, isa, &team, 0..m, none);
+                assert_eq!(got, want, "{dtype} {m} x {n} x {k} on {}", isa.kind());
+            }
+            assert!(!packed.is_made());
+            packed.finish(&team).unwrap();
+            assert!(packed.is_made());
+            let want = case.run(AnyIsa::best(), &team, 0..m, none);
+            assert_eq!(case.run_packed(&packed, AnyIsa::best(), &team, 0..m, none), want);
+        }
     }
 }
 
