@@ -30,14 +30,16 @@ impl LaterWeights {
         LaterWeights { matrices, ..LaterWeights::default() }
     }
 
+    /// Whether all are packed, so that there is nothing to do before a run.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.packed.load(Ordering::Acquire)
+    }
+
     /// Packs what a run with these values needs packed.
     ///
     /// # Errors
     /// A worker panicked.
     pub(crate) fn before(&self, team: &Team, values: &[RawTensor]) -> Result<(), TeamError> {
-        if self.packed.load(Ordering::Acquire) {
-            return Ok(());
-        }
         let rows = |&(_, x): &(_, usize)| -> usize {
             values[x].dims[..values[x].rank.saturating_sub(1)].iter().product()
         };
@@ -56,6 +58,7 @@ impl LaterWeights {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::time::Duration;
 
     use cyb_exec::{PlanMode, Session};
     use cyb_tensor::{AlignedBytes, Bytes, DType, MappedFile, Tensor};
@@ -119,6 +122,9 @@ mod tests {
             assert_eq!(is_made(), rows > LaterWeights::ROWS, "{rows} rows");
             assert_eq!(run(&mut session), want, "{rows} rows, second");
             assert!(is_made());
+            let packing = session.loading();
+            run(&mut session);
+            assert!(packing > Duration::ZERO && packing == session.loading());
         }
     }
 }

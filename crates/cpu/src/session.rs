@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cyb_exec::{ExecError, Lifetime, MemoryUse, Observer, Session, StateId, StepTime, plan_arena};
 
@@ -36,6 +36,8 @@ pub(crate) struct CpuSession {
     alone: Vec<bool>,
     counters: Vec<Counter>,
     times: Vec<StepTime>,
+    /// Time that runs spent on packing weights.
+    packing: Duration,
     pace: Pace,
 }
 
@@ -58,6 +60,7 @@ impl CpuSession {
             alone: Vec::new(),
             counters: (0..program.steps.len()).map(|_| Counter::default()).collect(),
             times: vec![StepTime::default(); program.steps.len()],
+            packing: Duration::ZERO,
             pace: Pace::default(),
             program,
         };
@@ -96,7 +99,11 @@ impl CpuSession {
 
     fn walk(&mut self, observer: Option<&mut dyn Observer>) -> Result<(), ExecError> {
         let program = self.program.clone();
-        program.later.before(&program.team, &self.values).map_err(team_error)?;
+        if !program.later.is_packed() {
+            let start = Instant::now();
+            program.later.before(&program.team, &self.values).map_err(team_error)?;
+            self.packing += start.elapsed();
+        }
         let alone = program.team.count() > 1 && self.pace.alone();
         let start = Instant::now();
         let failure: Mutex<Option<(usize, String)>> = Mutex::new(None);
@@ -265,6 +272,10 @@ impl Session for CpuSession {
 
     fn reset_times(&mut self) {
         self.times.fill(StepTime::default());
+    }
+
+    fn loading(&self) -> Duration {
+        self.packing
     }
 
     fn memory(&self) -> MemoryUse {

@@ -1,6 +1,7 @@
 //! The boundary between what the runtime knows and what a device does.
 
 use std::fmt;
+use std::time::Duration;
 
 use cyb_ir::{Fact, Graph, IrError, Node, Op};
 use cyb_tensor::{DimError, TensorError};
@@ -192,6 +193,12 @@ pub trait Session: Send + fmt::Debug {
     fn times(&self) -> &[StepTime];
 
     fn reset_times(&mut self);
+
+    /// The part of the time of runs that belongs to loading, such as packing weights after their first
+    /// use. Steps do not count it.
+    fn loading(&self) -> Duration {
+        Duration::ZERO
+    }
 
     fn memory(&self) -> MemoryUse;
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cyb_ir::{Builder, Fact, Graph, Source, ValueId};
 
@@ -324,6 +325,11 @@ impl Running {
     /// As [`Session::time_steps`].
     pub fn time_steps(&mut self, on: bool) {
         self.sessions.iter_mut().for_each(|session| session.time_steps(on));
+    }
+
+    /// As [`Session::loading`], of all sessions.
+    pub fn loading(&self) -> Duration {
+        self.sessions.iter().map(|session| session.loading()).sum()
     }
 
     pub fn reset_times(&mut self) {

@@ -151,7 +151,7 @@ impl Model {
         let bytes_per_token =
             self.weight_bytes_per_step() / batch as u64 + self.memory().kv_per_token * seen;
         Ok(BenchResult {
-            load_ms: self.load_ms(),
+            load_ms: self.load_ms() + bench.stepper.loading().as_secs_f64() * 1e3,
             prefill: Spread::of(prefill),
             decode,
             bytes_per_token,

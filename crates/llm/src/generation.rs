@@ -1,6 +1,6 @@
 //! One answer, as it is made.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cyb_engine::{Event, FinishReason, SeqId};
 use cyb_sample::Logprobs;
@@ -79,6 +79,8 @@ pub struct Generation<'m> {
     usage: Usage,
     finish: Option<Finish>,
     started: Instant,
+    /// What loading had left to do and was done before.
+    loaded_before: Duration,
     prefill_ms: f64,
     decode_ms: f64,
 }
@@ -107,6 +109,7 @@ impl<'m> Generation<'m> {
             usage,
             finish,
             started,
+            loaded_before: model.loading_later(),
             prefill_ms: 0.0,
             decode_ms: 0.0,
         })
@@ -188,16 +191,22 @@ impl<'m> Generation<'m> {
 
     fn note_time(&mut self) {
         match self.token_ids.is_empty() {
-            true => self.prefill_ms = millis(self.started),
-            false => self.decode_ms = millis(self.started) - self.prefill_ms,
+            true => self.prefill_ms = self.millis(),
+            false => self.decode_ms = self.millis() - self.prefill_ms,
         }
     }
 
     /// An answer that the model ends at once has no token to tell the time by.
     fn note_end(&mut self) {
         if self.token_ids.is_empty() {
-            self.prefill_ms = millis(self.started);
+            self.prefill_ms = self.millis();
         }
+    }
+
+    /// Milliseconds since the start, less what belongs to loading.
+    fn millis(&self) -> f64 {
+        let loading = self.model.loading_later().saturating_sub(self.loaded_before);
+        millis(self.started) - loading.as_secs_f64() * 1e3
     }
 
     fn close(&mut self, finish: Finish) {

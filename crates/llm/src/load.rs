@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
@@ -133,6 +134,7 @@ impl Model {
             kv_bytes_per_token,
             weight_bytes_per_step,
             load_ms,
+            loading_later: AtomicU64::new(0),
             driver,
             pictures,
         };

@@ -3,7 +3,8 @@
 /// Measurements of the latest generation of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Loading the model: opening, building, preparing.
+    /// Loading the model: opening, building, preparing, and packing weights where that came after their
+    /// first use; no other time counts it.
     pub load_ms: f64,
     /// From the request to the first token.
     pub prefill_ms: f64,

@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cyb_engine::{Engine, Event, Flow, Request, SeqId};
 use cyb_exec::{Executor, Share};
@@ -51,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) kv_bytes_per_token: u64,
     pub(crate) weight_bytes_per_step: u64,
     pub(crate) load_ms: f64,
+    /// Nanoseconds that steps spent on what loading had left to do.
+    pub(crate) loading_later: AtomicU64,
     pub(crate) driver: Driver,
     pub(crate) pictures: Option<PictureRunner>,
 }
@@ -208,11 +211,11 @@ impl Model {
             }
             Driver::Encoder(_, runner) => {
                 let Ok(runner) = runner.lock() else { return Metrics::default() };
-                let latest = Metrics { load_ms: self.0.load_ms, ..Metrics::default() };
+                let latest = Metrics { load_ms: self.load_ms(), ..Metrics::default() };
                 (runner.times(), latest)
             }
             Driver::Pictures => {
-                (Vec::new(), Metrics { load_ms: self.0.load_ms, ..Metrics::default() })
+                (Vec::new(), Metrics { load_ms: self.load_ms(), ..Metrics::default() })
             }
         };
         let times = times.into_iter().filter(|(_, time)| time.calls > 0);
@@ -260,7 +263,12 @@ impl Model {
     }
 
     pub(crate) fn load_ms(&self) -> f64 {
-        self.0.load_ms
+        self.0.load_ms + self.loading_later().as_secs_f64() * 1e3
+    }
+
+    /// The time that steps spent on what loading had left to do.
+    pub(crate) fn loading_later(&self) -> Duration {
+        Duration::from_nanos(self.0.loading_later.load(Ordering::Relaxed))
     }
 
     /// Bytes of weights that a step of one token reads.
@@ -383,6 +391,8 @@ impl Model {
                 }
                 Flow::Continue
             });
+            let later = engine.model().loading().as_nanos();
+            self.0.loading_later.store(later.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
         }
     }
 
@@ -392,7 +402,7 @@ impl Model {
         serving.engine.cancel(seq);
         serving.inbox.remove(&seq);
         if let Some(metrics) = metrics {
-            serving.latest = Metrics { load_ms: self.0.load_ms, ..metrics };
+            serving.latest = Metrics { load_ms: self.load_ms(), ..metrics };
         }
     }
 }

@@ -4,6 +4,7 @@
 //! are read where the backend has them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cyb_engine::{StepError, StepPlan, Stepper};
 use cyb_exec::{ExecError, Executor, MemoryUse, Running, StepTime, Symbols, TOP};
@@ -154,6 +155,11 @@ impl ModelStepper {
 
     pub(crate) fn times(&self) -> Vec<(&'static str, StepTime)> {
         self.running.times()
+    }
+
+    /// As [`Running::loading`].
+    pub(crate) fn loading(&self) -> Duration {
+        self.running.loading()
     }
 
     fn compute(&mut self, plan: &StepPlan) -> Result<(), Error> {
