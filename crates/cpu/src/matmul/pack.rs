@@ -14,8 +14,6 @@ use super::{pairs, retile};
 use crate::memory::{OutOfMemory, Region, WeightMemory};
 use crate::team::{Team, TeamError};
 
-/// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
-const UNIT_BYTES: usize = 16 << 10;
 /// Weight bytes that are packed before their source is let go.
 const SLAB_BYTES: usize = 16 << 20;
 
@@ -129,7 +127,7 @@ impl PackedMatrix {
         if n > 0 && k > 0 {
             matrix.fill(team, source, packed, region.as_mut_slice())?;
         }
-        Ok(matrix.with(region))
+        Ok(PackedMatrix { region: OnceLock::from(region), ..matrix })
     }
 
     /// A matrix of a quantised dtype whose tiles are made by [`PackedMatrix::finish`]; until then every
@@ -227,10 +225,6 @@ impl PackedMatrix {
         let matrix =
             PackedMatrix { dtype, n, k, form, halves, tile_bytes, len, region: tiles, later: None };
         Ok((matrix, region))
-    }
-
-    fn with(self, region: Region) -> PackedMatrix {
-        PackedMatrix { region: OnceLock::from(region), ..self }
     }
 
     /// Writes all tiles.
@@ -371,11 +365,6 @@ impl PackedMatrix {
 
     pub(super) fn tiles(&self) -> usize {
         self.n.div_ceil(ROWS)
-    }
-
-    /// Tiles of one unit of work for few rows.
-    pub(super) fn tiles_per_unit(&self) -> usize {
-        (UNIT_BYTES / self.tile_bytes.max(1)).clamp(1, 64)
     }
 }
 

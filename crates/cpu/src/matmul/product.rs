@@ -17,6 +17,9 @@ use super::stretch::{self, Scratch, TOKENS};
 use crate::activation::Activation;
 use crate::team::{Chunks, Worker};
 
+/// Weight bytes of one unit of work for few rows: a microsecond or two of streaming.
+const UNIT_BYTES: usize = 16 << 10;
+
 /// Rows up to which codes of two planes are unpacked once for eight rows.
 const STREAMED: usize = 32;
 
@@ -234,7 +237,8 @@ impl<C: codec::Codec> SimdOp for Tiled<'_, C> {
                 1 => Ask::Some,
                 _ => Ask::Nothing,
             };
-            for unit in self.part.units(w.tiles_per_unit(), rows, FEW) {
+            let per_unit = (UNIT_BYTES / w.tile_bytes.max(1)).clamp(1, 64);
+            for unit in self.part.units(per_unit, rows, FEW) {
                 for tile in unit.first_tile..unit.first_tile + unit.tiles {
                     // SAFETY: a tile holds the blocks of a row of `x`; each unit is one worker's.
                     unsafe { kernel::few(s, (self.at)(tiles.at(tile)), &x, &sink, tile, ask) };
