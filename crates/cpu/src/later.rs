@@ -11,9 +11,8 @@ use crate::io::RawTensor;
 use crate::matmul::PackedMatrix;
 use crate::team::{Team, TeamError};
 
-/// Weights that are packed when they are needed a second time, or for many rows at once: what is
-/// multiplied once, such as with a short prompt from a cold start, is so without waiting for memory
-/// as large as the file.
+/// The weights of a program that are packed when they are needed a second time, or for many rows at
+/// once.
 #[derive(Debug, Default)]
 pub(crate) struct LaterWeights {
     /// Each with the value that it is multiplied with.
@@ -23,7 +22,7 @@ pub(crate) struct LaterWeights {
 }
 
 impl LaterWeights {
-    /// Rows up to which a product of tiles that are made on the spot costs no more than packing them.
+    /// Rows of a first run from which products take so long that packing before them adds little.
     const ROWS: usize = 64;
 
     pub(crate) fn new(matrices: Vec<(Arc<PackedMatrix>, usize)>) -> LaterWeights {

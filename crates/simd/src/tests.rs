@@ -508,6 +508,19 @@ fn elementary_functions_are_accurate() {
 }
 
 #[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn who_wants_asking_goes_by_the_vendor() {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let listed = cpu.lines().find_map(|line| line.strip_prefix("vendor_id")).unwrap();
+    let listed = listed.trim_start_matches([' ', '\t', ':']);
+    let vendor = crate::x86::vendor();
+    let vendor = str::from_utf8(&vendor).unwrap();
+    // An emulator answers for another CPU than the system's list may show.
+    assert!([listed, "GenuineIntel", "AuthenticAMD"].contains(&vendor), "{vendor}, not {listed}");
+    assert_eq!(AnyIsa::wants_asking(), vendor == "GenuineIntel");
+}
+
+#[test]
 fn sets_are_found_by_name() {
     let found = AnyIsa::detect();
     assert_eq!(found.last().map(|isa| isa.kind()), Some(IsaKind::Portable));

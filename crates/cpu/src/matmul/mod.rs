@@ -1,6 +1,6 @@
 //! `y[M, N] = x[M, K] · w[N, K]ᵀ` for weights of every dtype.
 //!
-//! Weights are re-tiled once, when they are loaded, into tiles of 16 rows whose lanes are output
+//! Weights are re-tiled once, when they are loaded or at their second use, into tiles of 16 rows whose lanes are output
 //! columns ([`PackedMatrix`]). Quantised weights meet activations quantised to 8 bits
 //! ([`Activations`]) in exact integer dot products per group; floating-point weights meet `f32`
 //! activations, or ones of 16 bits where that is asked for ([`Compute`]). One row is a stream over
